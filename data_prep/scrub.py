@@ -91,7 +91,7 @@ _WORDS = (
     r"|(?:access|auth|refresh|bearer|session|api)[_-]?token|client[_-]?secret|credentials?|authorization"
 )
 _SECRET_WORD = re.compile(_WORDS, re.IGNORECASE)
-SECRET_MEMBER = re.compile(rf"(?:[A-Za-z0-9]{{1,32}}[_.-]){{0,4}}(?:{_WORDS})", re.IGNORECASE)
+SECRET_MEMBER = re.compile(rf"[\w.-]{{0,64}}(?:{_WORDS}|cookie)", re.IGNORECASE)
 """Names of members whose text is a secret."""
 _KEYS = (
     r"sk-[A-Za-z0-9_-]{16,256}",
@@ -339,7 +339,8 @@ class Scrubber:
     def _replaced(self, text: str, name: str, spans: Iterator[tuple[int, int, str]]) -> str:
         pieces, last = list[str](), 0
         for begin, end, secret in spans:
-            begin += _escape_before(text, begin)
+            if name != "secret":
+                begin += _escape_before(text, begin)
             if begin < last or begin >= end or secret in self.rules.keep or text[begin:end] in self.rules.keep:
                 continue
             pieces += [text[last:begin], self._mark(name, secret if name == "secret" else text[begin:end])]
@@ -356,6 +357,7 @@ class Scrubber:
         return mark
 
 
+_HEX = re.compile(r"[0-9a-fA-F]{4}")
 _ESCAPES = re.compile(r"(?:[^\\]|\A)(?:\\\\)*\\\Z")
 
 
@@ -363,7 +365,9 @@ def _escape_before(text: str, begin: int) -> int:
     """Return how many characters of a match belong to an escape of JSON before it, which stays whole."""
     if begin == 0 or text[begin - 1] != "\\" or not _ESCAPES.search(text[max(0, begin - 8) : begin]):
         return 0
-    return {"u": 5}.get(text[begin], 1 if text[begin] in "nrtbf" else 0)
+    if text[begin] == "u" and _HEX.fullmatch(text[begin + 1 : begin + 5]):
+        return 5
+    return int(text[begin] in "nrtbf")
 
 
 def _by_rule(rule: Rule, text: str) -> Iterator[tuple[int, int, str]]:

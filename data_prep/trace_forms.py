@@ -240,6 +240,9 @@ def logged_call(fields: Fields) -> Logged:
     for status in (*(answer.get(key) for key in STATUS), *(fields.get(key) for key in STATUS)):
         if isinstance(status, int) and status >= 400:
             raise BadConversation("the answer is an error", f"HTTP {status}")
+    why = next((fields[key] for key in ERRORS if isinstance(fields.get(key), str) and fields[key]), None)
+    if why is not None and response in (None, {}):
+        raise BadConversation("the answer is an error", str(why))
     if isinstance(response, str) and name not in WORDS and not is_stream(response):
         raise BadConversation("an answer that is no JSON", f"text of {len(response):,} characters")
     return _of_bodies(request, response, own)
@@ -247,6 +250,7 @@ def logged_call(fields: Fields) -> Logged:
 
 HINT = "whole conversations are read by python -m data_prep.tool_conversations"
 STATUS = ("status_code", "statusCode", "response_status", "status")
+ERRORS = ("error_str", "error_message", "statusMessage", "error")
 WORDS = ("output", "outputs", "completion")
 """Members in which logs hold an answer's text alone."""
 

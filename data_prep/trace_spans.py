@@ -102,10 +102,7 @@ class Spans:
             for event in span.events:
                 if event.name == EVALUATION:
                     yield _evaluation(span.where, span.id, span.trace, event), None
-            try:
-                yield Record(span.where, _call(span)), None
-            except BadConversation as error:
-                yield Record(span.where, {}), error
+            yield _read(span)
         for id, events in self.events.items():
             for where, event in events:
                 if event.name == EVALUATION:
@@ -122,10 +119,7 @@ class Spans:
         where, first = about[0]
         held = {name: value for _, event in about for name, value in event.attributes.items()}
         span = Span(where, id, first.trace, first.time, {OPERATION: "chat", **held}, [one for _, one in about], False)
-        try:
-            yield Record(where, _call(span)), None
-        except BadConversation as error:
-            yield Record(where, {}), error
+        yield _read(span)
 
 
 _HEX = re.compile(r"[0-9a-fA-F]+")
@@ -196,6 +190,15 @@ def _evaluation(where: str, span: str, trace: str, event: Event) -> Record:
     response = event.attributes.get("gen_ai.response.id")
     vote |= {"comment": about.get("explanation"), "response_id": response or span or None, "trace": trace or None}
     return Record(where, vote)
+
+
+def _read(span: Span) -> tuple[Record, BadConversation | None]:
+    try:
+        return Record(span.where, _call(span)), None
+    except BadConversation as error:
+        return Record(span.where, {}), error
+    except (ValueError, RecursionError) as error:
+        return Record(span.where, {}), BadConversation("an event that is no JSON", type(error).__name__)
 
 
 def _call(span: Span) -> dict[str, JSON]:

@@ -115,7 +115,7 @@ class Traces:
         while todo:
             one = todo.pop()
             try:
-                if (kind := one.fields.get("type")) in OTHERS:
+                if (kind := str(one.fields.get("type"))) in OTHERS:
                     self._add(
                         self.skipped, f"no call of a model: {kind}", f"{one.where}: no call of a model, but {kind}"
                     )
@@ -433,7 +433,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="directory to write conversations.parquet to")
     parser.add_argument("--held-out", type=share_of, default=0.0, help="share of sessions for held_out.parquet")
-    parser.add_argument("--scrub", type=Path, help="YAML with rules for secrets: off, on, secrets, patterns, keep")
+    parser.add_argument(
+        "--scrub", type=Path, help="YAML with rules for secrets: disable, enable, secrets, patterns, keep"
+    )
     parser.add_argument("--score", action="append", default=[], help="name of scores that are feedback; may come again")
     parser.add_argument("--tools", type=Path, help="JSON list of the tools of spans that do not say which they had")
     parser.add_argument("--strict", action="store_true", help="refuse a log with a bad record, naming the first")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from agentrl.errors import DataError
 from data_prep.scrub import DEFAULT, Rules, Scrubber, read_rules
 from data_prep.traces import main
+from tests.data_prep.test_trace_forms import FORMS, SPANS
 from tests.data_prep.test_trace_sessions import call
 from tests.data_prep.test_traces import write_lines, written
 
@@ -329,3 +332,51 @@ def test_a_secret_in_100_places_is_in_nothing(
                 and json.loads(row["tools"])[0]["function"]["parameters"]["properties"][f"p_{mark}"]
             )
             assert json.loads(json.loads(json.loads(arguments["text"][mark][0])[mark])["deep"]) == [f"\n{mark}"]
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    [],
+    {},
+    7,
+    -1.5,
+    True,
+    "",
+    SECRET,
+    [[]],
+    [SECRET],
+    {"a": 1},
+    {SECRET: [SECRET]},
+    "{",
+    "[1]",
+    [None],
+)
+
+
+def odd(value: Any, draw: random.Random) -> Any:
+    """A value with some members replaced or taken out."""
+    if draw.random() < 0.03:
+        return draw.choice(ODD)
+    if isinstance(value, dict):
+        return {name: odd(held, draw) for name, held in value.items() if draw.random() > 0.02}
+    if isinstance(value, list):
+        return [odd(held, draw) for held in value if draw.random() > 0.02]
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        with contextlib.suppress(ValueError):
+            return json.dumps(odd(json.loads(value), draw))
+    return value
+
+
+@pytest.mark.slice(1, "hostile")
+@pytest.mark.parametrize("seed", range(10))
+def test_odd_values_anywhere_are_counted(tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    draw = random.Random(seed)
+    (tmp_path / "rules.yaml").write_text(f"secrets: ['{SECRET}']")
+    shown = [*planted(), *FORMS.values(), *SPANS]
+    log = write_lines(tmp_path / "log.jsonl", [odd(draw.choice(shown), draw) for _ in range(600)] + [call("a", "1")])
+    given = ["--source", str(log), "--out", str(tmp_path / "out"), "--scrub", str(tmp_path / "rules.yaml")]
+    assert main(given) == 0
+    told = capsys.readouterr()
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["rows"] > 5 and sum(report["calls"].values()) > 100 and len(report["dropped"]) > 15
+    assert SECRET not in told.out + told.err + json.dumps(report) + json.dumps(written(tmp_path / "out"))

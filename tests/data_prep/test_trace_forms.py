@@ -163,6 +163,7 @@ BAD: dict[str, tuple[dict[str, Any] | str, str]] = {
     ),
     "an error": ({"request": {"messages": QUESTION}, "response": {"error": {"message": "slow down"}}}, "slow down"),
     "a status": ({"request": {"messages": QUESTION}, "response": {"status_code": 429, "body": "{}"}}, "HTTP 429"),
+    "a failure": ({"messages": QUESTION, "response": {}, "error_str": "RateLimitError: slow"}, "RateLimitError: slow"),
     "a page": ({"request": {"messages": QUESTION}, "response": "<html>502"}, "an answer that is no JSON"),
     "a cut answer": (
         {"request": {"messages": QUESTION}, "response": {"choices": [{"message": ANSWER, "finish_reason": "length"}]}},
@@ -380,32 +381,35 @@ def test_texts_that_no_file_can_hold_and_deep_arguments(tmp_path: Path) -> None:
     assert "a.de" not in json.dumps(row)
 
 
+ATTRIBUTES: dict[str, Any] = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "a"}]}]),
+    "gen_ai.output.messages": [
+        {"role": "assistant", "parts": [{"type": "text", "content": "1"}], "finish_reason": "stop"}
+    ],
+}
+SAID_OF = {
+    "gen_ai.evaluation.name": "thumbs",
+    "gen_ai.evaluation.score.label": "down",
+    "gen_ai.evaluation.explanation": "no",
+}
+EVENT = {"name": "gen_ai.evaluation.result", "attributes": SAID_OF}
+SPAN = {"name": "chat", "context": {"trace_id": "0x1", "span_id": "0xA"}, "start_time": "2026-05-01T12:00:00Z"}
+TOOL_SPAN = {**SPAN, "context": {"span_id": "0xB"}, "attributes": {"gen_ai.operation.name": "execute_tool"}}
+NEWER = {
+    **SPAN,
+    "context": {"span_id": "0xC"},
+    "attributes": {
+        **ATTRIBUTES,
+        "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "dream"}]}]),
+    },
+}
+SPANS: list[dict[str, Any]] = [{**SPAN, "attributes": ATTRIBUTES, "events": [EVENT]}, TOOL_SPAN, NEWER]
+
+
 def test_an_evaluation_of_a_span(tmp_path: Path) -> None:
-    attributes: dict[str, Any] = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "a"}]}]),
-        "gen_ai.output.messages": [
-            {"role": "assistant", "parts": [{"type": "text", "content": "1"}], "finish_reason": "stop"}
-        ],
-    }
-    said = {
-        "gen_ai.evaluation.name": "thumbs",
-        "gen_ai.evaluation.score.label": "down",
-        "gen_ai.evaluation.explanation": "no",
-    }
-    event = {"name": "gen_ai.evaluation.result", "attributes": said}
-    span = {"name": "chat", "context": {"trace_id": "0x1", "span_id": "0xA"}, "start_time": "2026-05-01T12:00:00Z"}
-    tool = {**span, "context": {"span_id": "0xB"}, "attributes": {"gen_ai.operation.name": "execute_tool"}}
-    newer = {
-        **span,
-        "context": {"span_id": "0xC"},
-        "attributes": {
-            **attributes,
-            "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "dream"}]}]),
-        },
-    }
     path = tmp_path / "spans.json"
-    records = [{**span, "attributes": attributes, "events": [event]}, tool, newer]
+    records = SPANS
     path.write_text("\n".join(json.dumps(one, indent=4) for one in records))
     assert main(["--source", str(path), "--out", str(tmp_path / "out")]) == 0
     assert feedback(tmp_path) == [("1", -1, "no")]
