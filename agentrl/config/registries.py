@@ -253,6 +253,7 @@ SCORERS = Registry(
         "gsm8k": "agentrl.reward.gsm8k:compute_score",
         "interaction": "agentrl.reward.interaction:compute_score",
         "judge": "agentrl.reward.judge:ModelJudge.compute_score",
+        "logs": "agentrl.reward.logs:compute_score",
         "math": "agentrl.reward.math:compute_score",
         "reported": "agentrl.reward.reported:compute_score",
         "search_qa": "agentrl.reward.search_qa:compute_score",

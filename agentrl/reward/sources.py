@@ -11,7 +11,7 @@ from agentrl.reward.scorer import Scorer
 INSTANT = ("final_answer", "gsm8k", "interaction", "reported", "search_qa", "turn_rewards")
 """Ready scorers that take microseconds, and run in the event loop."""
 
-NEED_TRUTH = ("bfcl", "code", "final_answer", "gsm8k", "math", "reasoning_gym", "search_qa")
+NEED_TRUTH = ("bfcl", "code", "final_answer", "gsm8k", "logs", "math", "reasoning_gym", "search_qa")
 """Ready scorers that compare with `reward_model.ground_truth`."""
 SOURCES: dict[str, str] = {
     "openai/gsm8k": "gsm8k",
@@ -42,6 +42,8 @@ SOURCES: dict[str, str] = {
     "codeforces": "code",
     "taco": "code",
     "judge/*": "judge",
+    "logs": "logs",
+    "logs/*": "logs",
     "interaction/*": "interaction",
     "environment/*": "interaction",
     "agent/*": "reported",

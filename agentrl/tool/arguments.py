@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 import jsonschema_rs
 
@@ -31,6 +33,28 @@ _NAMES_MORE = (
 _MAX_FAULTS = 3
 _MAX_CHARACTERS = 160
 """Characters of one fault's text: the validator quotes the value, which may be a whole document."""
+
+
+def canonical_call(name: str, arguments: JSON) -> str:
+    """Write a call such that two calls with the same meaning are the same text.
+
+    The order of members, space around texts, whole numbers written as decimals, and members that are null do not
+    matter. Arguments may be JSON text; a text that is no JSON stays as it is.
+    """
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    return json.dumps([name, _canonical(arguments)], sort_keys=True, ensure_ascii=False)
+
+
+def _canonical(value: JSON) -> JSON:
+    if isinstance(value, str):
+        return " ".join(value.split())
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _canonical(item) for key, item in value.items() if item is not None}
+    return [_canonical(item) for item in value] if isinstance(value, list) else value
 
 
 class ArgumentCheck:

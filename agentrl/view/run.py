@@ -30,6 +30,8 @@ MOST_KEPT = 1 << 28
 """Tables, and their bytes, that are kept of a run: neighbours are looked at one after the other."""
 FRESH = 1.0
 """Seconds that an index serves before the folder is listed again."""
+OF_SCORES = ("sources", "comparison")
+"""Members of the numbers of `agentrl.evaluate` that are no numbers of a data source."""
 WANTED = (
     "a run's folder (with config.yaml, metrics.jsonl or trajectories/), its trajectories/, a folder or file of JSON "
     "lines as verl dumps rollouts, or what agentrl.generate or agentrl.evaluate wrote"
@@ -206,7 +208,12 @@ def _open_file(url: str) -> Run:
             raise DataError(
                 f"{url}: want the numbers that agentrl.evaluate wrote, but it is no JSON ({error})"
             ) from error
-        run.numbers = {source: as_object(one) for source, one in as_object(numbers).items()}
+        parts = as_object(numbers)
+        by_source = {
+            **as_object(parts.get("sources")),
+            **{name: parts[name] for name in parts if name not in OF_SCORES},
+        }
+        run.numbers = {source: as_object(one) for source, one in by_source.items()}
         if not any(run.numbers.values()):
             raise DataError(f"{url}: want the numbers that agentrl.evaluate wrote: an object by data source")
         return run

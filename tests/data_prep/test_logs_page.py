@@ -11,12 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.quickstart.tiny_policy import make_tiny_policy
+from tests.data_prep.test_log_rows import file
 from tests.data_prep.test_trace_sessions import call
 from tests.data_prep.test_traces import written
-from tests.e2e.test_docs import blocks, commands, scaled
+from tests.e2e.test_docs import SMALL, blocks, commands, scaled
+from tests.e2e.test_log_rows import conversation
 from tests.e2e.test_train import lines
+from tests.offline.test_rescoring import Judge, judge
 from tests.wheel import Run
 
+__all__ = ["judge"]
 PAGE = "docs/logs.md"
 
 
@@ -55,3 +59,32 @@ def test_the_commands_that_learn_from_feedback(run_wheel: Run, tmp_path: Path) -
 
 def said(number: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"{number} + 1?"}, {"role": "assistant", "content": f"{number + 1}"}]
+
+
+@pytest.mark.slice(0, "documents")
+@pytest.mark.timeout(600)
+def test_the_commands_that_learn_from_rewards(
+    run_wheel: Run, policy_dir: Path, judge: tuple[type[Judge], list[str]], tmp_path: Path
+) -> None:
+    logs = tmp_path / "data" / "logs"
+    logs.mkdir(parents=True)
+    file(logs, *(conversation(number, good=number % 4 > 0) for number in range(12)))
+    file(logs, *(conversation(number, good=True) for number in range(20, 23)), name="held_out.parquet")
+    ran = []
+    for line in commands(PAGE):
+        words = scaled(shlex.split(line.replace("runs/logs-kto/policy", str(policy_dir)))[1:], policy_dir)
+        own = any("data/rl" in word or "data/judged" in word or "after." in word for word in words)
+        if not own:
+            continue
+        if any("judge.base_url" in word for word in words):
+            words = [*(word for word in words if "val_max_samples" not in word), *judge[1][:2]]
+        if "agentrl.generate" in words:
+            words += [word for word in SMALL if "_length" in word]
+        run_wheel(words, tmp_path)
+        ran.append(words[1])
+    assert ran == [
+        *("data_prep.log_rows", "agentrl.train", "data_prep.log_rows", "agentrl.train"),
+        *("agentrl.generate", "agentrl.evaluate"),
+    ]
+    assert judge[0].judged, "the judge was asked"
+    assert json.loads((tmp_path / "after.json").read_text())["all"]["responses"] == 12

@@ -209,21 +209,29 @@ def test_a_killed_command_asks_no_scorer_twice(tmp_path: Path, monkeypatch: pyte
 
 
 class Judge(BaseHTTPRequestHandler):
-    """An endpoint whose verdict is the number that ends the conversation; after `most` verdicts it refuses."""
+    """An endpoint whose verdict is the number that ends the conversation, or by its length.
+
+    After `most` verdicts it refuses.
+    """
 
     most = 1 << 30
     judged: list[str] = []
+    rubrics: list[str] = []
 
     def do_GET(self) -> None:
         self._answer(200, {"object": "list", "data": [{"id": "m"}]})
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][1]["content"]
+        rubric, asked = (
+            one["content"] for one in json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
+        )
         conversation = json.loads(asked[asked.index("\n[") : asked.rindex("]\n") + 1])
         if len(self.judged) >= self.most:
             return self._answer(400, {"error": {"message": "no credit is left"}})
         self.judged.append(conversation[-1]["content"])
-        verdict = json.dumps({"reason": "so", "score": int(conversation[-1]["content"])})
+        self.rubrics.append(rubric)
+        said = conversation[-1]["content"]
+        verdict = json.dumps({"reason": "so", "score": int(said) if said.isdecimal() else len(said) % 11})
         self._answer(200, {"choices": [{"index": 0, "message": {"content": verdict}, "finish_reason": "stop"}]})
 
     def _answer(self, status: int, body: object) -> None:
@@ -240,7 +248,7 @@ class Judge(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def judge() -> Iterator[tuple[type[Judge], list[str]]]:
-    handler = type("OneJudge", (Judge,), {"judged": []})
+    handler = type("OneJudge", (Judge,), {"judged": [], "rubrics": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever)
     thread.start()

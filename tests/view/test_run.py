@@ -170,8 +170,9 @@ def test_other_outputs_open(tmp_path: Path) -> None:
     assert len(as_seen(viewer.trajectory((0, "part_0", 1)))["transcripts"]) == 1
 
     scores = tmp_path / "scores.json"
-    scores.write_text(json.dumps({"all": {"mean@2": 0.5}}))
-    assert open_run(str(scores)).numbers == {"all": {"mean@2": 0.5}}
+    numbers = {"gsm8k": {"mean": 0.5}}, {"mean": 0.5}
+    scores.write_text(json.dumps({"sources": numbers[0], "all": numbers[1], "comparison": {"all": {"responses": 1}}}))
+    assert open_run(str(scores)).numbers == {"gsm8k": {"mean": 0.5}, "all": {"mean": 0.5}}
 
     sft = tmp_path / "sft"
     sft.mkdir()
