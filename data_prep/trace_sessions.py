@@ -73,6 +73,8 @@ class Call:
     """Seconds since 1970."""
     depth: int = 0
     """Number of messages of the prompt."""
+    order: int = 0
+    """Its place in the log, by time and then as it stands there."""
     repeats: Call | None = None
     """Earlier call of the session with the same prompt, tools and answer."""
     before: Call | None = None
@@ -138,6 +140,8 @@ def _ordered(calls: Sequence[Call]) -> list[Call]:
     for call in calls:
         last = last if call.time is None else call.time
         times.append(last)
+    for number, index in enumerate(sorted(range(len(calls)), key=lambda index: (times[index], index))):
+        calls[index].order = number
     order = sorted(range(len(calls)), key=lambda index: (times[index], calls[index].depth, index))
     return [calls[index] for index in order]
 
@@ -200,7 +204,8 @@ class _Joining:
     def _place(self, call: Call, session: Session) -> None:
         for place in self._tree.up(call.prompt):
             if ends := self._ends.get((id(session), place, call.tools)):
-                call.before = ends[-1]
+                earlier = (one for one in reversed(ends) if one.order < call.order)
+                call.before = next(earlier, ends[-1])
                 break
         branch = None if call.before is None else call.before.branch
         if branch is None or branch.calls[-1] is not call.before:

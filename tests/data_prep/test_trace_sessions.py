@@ -183,3 +183,27 @@ def test_joining_takes_steps_that_are_linear_in_the_log(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Tree, "up", counted)
     assert counted_steps(80) < 2.2 * counted_steps(40)
+
+
+def test_reasoning_is_kept_where_it_was_logged(tmp_path: Path) -> None:
+    """Programs rarely send it back. Two answers with the same words and other reasoning are two turns."""
+
+    def thinking(number: str, *turns: str) -> dict[str, Any]:
+        made = call(*turns)
+        made["response"]["choices"][0]["message"]["reasoning"] = f"thought {number}"
+        return made
+
+    assert rows(tmp_path, thinking("1", *FIRST), thinking("2", *SECOND), thinking("3", *FIRST)) == [
+        (ONE, 0, "a 1 b 2"),
+        (ONE, 1, "a 1"),
+    ]
+    thoughts = [[one["reasoning_content"] for one in row["messages"]] for row in written(tmp_path / "out")]
+    assert thoughts == [[None, None, "thought 1", None, "thought 2"], [None, None, "thought 3"]]
+
+
+def test_choices_of_one_call_are_branches_and_the_chosen_one_goes_on(tmp_path: Path) -> None:
+    several = call("a", "1")
+    several["request"]["n"] = 2
+    message = {"role": "assistant", "content": "other"}
+    several["response"]["choices"].append({"index": 1, "message": message, "finish_reason": "stop"})
+    assert rows(tmp_path, several, call("a", "other", "b", "2")) == [(ONE, 0, "a 1"), (ONE, 1, "a other b 2")]
