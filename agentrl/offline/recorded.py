@@ -85,6 +85,7 @@ class RunRecords(ResponseRows):
             raise DataError(f"{folder}: its files of {keys.split} trajectories hold no row. {ABSENT}")
         if baselines:
             self.notes[str(folder)] = f"{baselines} greedy baselines are not scored again: nothing trains on them"
+        self.notes |= _lacking(self.files)
 
     def __iter__(self) -> Iterator[list[Responses]]:
         chunk: list[Responses] = []
@@ -142,6 +143,22 @@ def _chosen(folder: Path, keys: EvaluateDataConfig) -> list[tuple[Path, FileName
             f"{steps[0]} to {steps[-1]}"
         )
     return sorted(chosen, key=lambda one: (one[1].step, one[1].stem))
+
+
+def _lacking(files: Sequence[tuple[Path, FileName]]) -> dict[str, str]:
+    """Say by file where files of other rollout workers of its step are not there."""
+    found = dict[str, str]()
+    by_step: defaultdict[str, list[tuple[Path, int]]] = defaultdict(list)
+    for path, name in files:
+        stem, _, share = name.stem.partition(".")
+        by_step[stem].append((path, int(share.partition("of")[2] or 1)))
+    for parts in by_step.values():
+        path, workers = parts[0]
+        if len(parts) < workers:
+            found[str(path)] = (
+                f"{workers - len(parts)} of the {workers} files of its step are missing, so their groups are not scored"
+            )
+    return found
 
 
 def _takes(steps: Sequence[int] | str | None, step: int) -> bool:

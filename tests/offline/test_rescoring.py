@@ -130,7 +130,7 @@ def test_the_reward_is_compared_not_the_score_alone(tmp_path: Path) -> None:
     assert found["sign_changed"] == 1.0, "without its score the first has the smaller reward"
 
 
-def test_a_group_of_two_files_is_scored_whole(tmp_path: Path) -> None:
+def test_a_group_of_two_files_is_scored_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two workers wrote the trajectories of each prompt; a scorer by group is given all of them."""
     folder = tmp_path / "run"
     for number in (1, 2):
@@ -149,6 +149,10 @@ def test_a_group_of_two_files_is_scored_whole(tmp_path: Path) -> None:
     written = numbers(folder, tmp_path, f"reward_model.reward_manager={tmp_path}/best.py:Best")
     assert (written["all"]["rows"], written["all"]["mean"]) == (3, 0.5)
     assert written["comparison"]["all"]["signal_gained"] == 1.0
+    assert "missing" not in capsys.readouterr().out
+    (folder / "trajectories" / "train_000003.2of2.parquet").unlink()
+    numbers(folder, tmp_path, scorer(tmp_path))
+    assert "train_000003.1of2.parquet: 1 of the 2 files of its step are missing" in capsys.readouterr().out
 
 
 def test_greedy_baselines_are_left_out_and_batches_kept_apart(tmp_path: Path, capsys: Any) -> None:
