@@ -124,7 +124,8 @@ def join(calls: Sequence[Call], tree: Tree) -> Joined:
     - A call with a session's id belongs to that session; otherwise one with a trace's id to the session of the trace.
     - Otherwise it belongs to the session of a call whose prompt and answer its prompt begins with.
     - Otherwise to the session without an id of a call that has the same first user message, and all before it: an
-      answer was asked for again, or a later question was edited.
+      answer was asked for again, or a later question was edited. Where the answer is the same, too, somebody else asked
+      the same, and the session is another one, unless both calls have an id in common.
     - In a session, a call continues the call with the longest prompt and answer that its prompt begins with, and the
       same tools. The first that does so stays in its branch. All others open one.
     """
@@ -151,8 +152,8 @@ class _Joining:
         self.found = Joined()
         self._tree = tree
         self._named: dict[tuple[str, str], Session] = {}
-        self._answered: dict[int, Session] = {}
-        """Sessions by the place behind an answer."""
+        self._answered: dict[int, list[Session]] = {}
+        """Sessions by the place behind an answer; of several, those that no call continued yet."""
         self._asked: dict[int, Session] = {}
         """Sessions without ids by the place behind the first user message."""
         self._ends: dict[tuple[int, int, str], list[Call]] = {}
@@ -163,19 +164,25 @@ class _Joining:
             self._named.setdefault(("session", call.session), session)
         if call.trace is not None:
             self._named.setdefault(("trace", call.trace), session)
-        self._answered[call.end] = session
+        answered = self._answered.setdefault(call.end, [])
+        if session not in answered:
+            answered.append(session)
         if call.session is None and (asked := self._first_question(call)) is not None:
             self._asked.setdefault(asked, session)
         self.found.by[why] = self.found.by.get(why, 0) + 1
-        ends = self._ends.setdefault((id(session), call.end, call.tools), [])
-        same = (one for one in ends if one.prompt == call.prompt and _reasoning(one) == _reasoning(call))
-        call.repeats = next(same, None)
+        call.repeats = self._same(call, session)
         if call.repeats is not None:
             call.branch = call.repeats.branch
             self.found.repeated.append(call)
             return
         self._place(call, session)
-        ends.append(call)
+        self._ends.setdefault((id(session), call.end, call.tools), []).append(call)
+
+    def _same(self, call: Call, session: Session) -> Call | None:
+        """Find the call of a session with the same prompt, tools and answer."""
+        ends = self._ends.get((id(session), call.end, call.tools), ())
+        same = (one for one in ends if one.prompt == call.prompt and _reasoning(one) == _reasoning(call))
+        return next(same, None)
 
     def _session_of(self, call: Call) -> tuple[Session, str]:
         if call.session is not None and (found := self._named.get(("session", call.session))):
@@ -184,11 +191,14 @@ class _Joining:
             if call.trace is not None and (found := self._named.get(("trace", call.trace))):
                 return found, "the trace's id"
             for place in self._tree.up(call.prompt):
-                if found := self._answered.get(place):
-                    return found, "the prompt and answer that it continues"
+                if sessions := self._answered.get(place):
+                    last = sessions.pop() if len(sessions) > 1 else sessions[0]
+                    return last, "the prompt and answer that it continues"
             asked = self._first_question(call)
             if asked is not None and (found := self._asked.get(asked)):
-                return found, "the same first question"
+                same = self._same(call, found)
+                if same is None or {*same.ids}.intersection(call.ids):
+                    return found, "the same first question"
         session = Session(call.session)
         self.found.sessions.append(session)
         return session, "nothing: it opens a session"

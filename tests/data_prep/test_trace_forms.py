@@ -101,9 +101,9 @@ def test_every_form_of_a_call(tmp_path: Path, form: str) -> None:
 def test_all_forms_in_one_array_and_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "log" / "of" / "may"
     folder.mkdir(parents=True)
-    (folder / "a.json").write_text(json.dumps(list(FORMS.values())))
+    (folder / "a.json").write_text(json.dumps([{**one, "session": "s"} for one in FORMS.values()]))
     with gzip.open(folder / "b.jsonl.gz", "wt") as file:
-        file.write(json.dumps(call(*SECOND)) + "\n")
+        file.write(json.dumps(call(*SECOND, session="s")) + "\n")
     (folder / "picture.png").write_bytes(b"\x89PNG")
     assert main(["--source", str(tmp_path / "log"), "--out", str(tmp_path / "out")]) == 0
     report = json.loads((tmp_path / "out" / "report.json").read_text())

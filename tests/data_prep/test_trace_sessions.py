@@ -61,8 +61,23 @@ def test_a_second_answer_and_an_edited_question_are_branches_and_no_turn_is_lear
     ]
 
 
-def test_the_same_answer_to_the_same_prompt_is_one_turn(tmp_path: Path) -> None:
-    assert rows(tmp_path, call(*FIRST), call(*FIRST), call(*SECOND)) == [(ONE, 0, "a 1 b 2")]
+def test_the_same_answer_to_the_same_prompt_is_one_turn_of_a_session(tmp_path: Path) -> None:
+    assert rows(tmp_path, *(call(*turns, session="s") for turns in (FIRST, FIRST, SECOND))) == [("s", 0, "a 1 b 2")]
+    assert rows(tmp_path, call(*FIRST, id="x"), call(*FIRST, id="x"), call(*SECOND)) == [(ONE, 0, "a 1 b 2")]
+
+
+def test_without_ids_the_same_answer_is_somebody_elses(tmp_path: Path) -> None:
+    """Each keeps its feedback, and each goes on by itself."""
+    log = [
+        call(*FIRST, id="x", feedback=1),
+        call(*FIRST, id="y", feedback=-1),
+        call(*FIRST),
+        call(*SECOND),
+        call(*SECOND),
+    ]
+    three = "session-000003"
+    assert rows(tmp_path, *log) == [(ONE, 0, "a 1"), (TWO, 0, "a 1 b 2"), (three, 0, "a 1 b 2")]
+    assert [row["feedback"] for row in written(tmp_path / "out")] == [1, -1, None]
 
 
 def test_a_turn_that_no_call_answered_is_shown_alone(tmp_path: Path) -> None:
