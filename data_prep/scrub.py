@@ -105,8 +105,15 @@ _KEYS = (
     r"xai-[A-Za-z0-9]{20,128}|tvly-[A-Za-z0-9-]{16,64}|pplx-[A-Za-z0-9]{20,128}|r8_[A-Za-z0-9]{30,64}",
     r"hooks\.slack\.com/services/[A-Za-z0-9/]{20,128}",
 )
-_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{4})|(?<=%[0-9A-Fa-f]{2}))"
-"""Begin of a word, also after an escape of JSON or of an address."""
+_ESCAPED = r"(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{4})|(?<=%[0-9A-Fa-f]{2})"
+
+
+def _not_after(characters: str) -> str:
+    """Return the pattern of a place that follows none of these, or an escape of JSON or of an address."""
+    return rf"(?:(?<![{characters}])|{_ESCAPED})"
+
+
+_START = _not_after("A-Za-z0-9")
 _VALUE = r"(?P<secret>[^\s\"'\\,;&<>\[\](){}$]{%d,256})"
 
 DEFAULT = (
@@ -158,21 +165,25 @@ DEFAULT = (
     ),
     Rule(
         "iban",
-        re.compile(r"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?![A-Za-z0-9])"),
+        re.compile(_START + r"[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?![A-Za-z0-9])"),
         is_iban,
     ),
-    Rule("card", re.compile(r"(?<![0-9A-Za-z.])(?:[0-9][ -]?){12,18}[0-9](?![0-9A-Za-z])"), is_card),
-    Rule("ssn", re.compile(r"(?<![0-9-])(?!000|666|9)[0-9]{3}-(?!00)[0-9]{2}-(?!0000)[0-9]{4}(?![0-9-])")),
+    Rule("card", re.compile(_not_after("0-9A-Za-z.") + r"(?:[0-9][ -]?){12,18}[0-9](?![0-9A-Za-z])"), is_card),
+    Rule(
+        "ssn", re.compile(_not_after("0-9A-Za-z-") + r"(?!000|666|9)[0-9]{3}-(?!00)[0-9]{2}-(?!0000)[0-9]{4}(?![0-9-])")
+    ),
     Rule(
         "phone",
         re.compile(
-            r"(?<![0-9A-Za-z+.])(?:\+[0-9]{1,3}[ .-]?(?:\(?[0-9]{1,5}\)?[ ./-]?){2,6}[0-9]{2,4}"
+            _not_after("0-9A-Za-z+.") + r"(?:\+[0-9]{1,3}[ .-]?(?:\(?[0-9]{1,5}\)?[ ./-]?){2,6}[0-9]{2,4}"
             r"|\([0-9]{3}\) ?[0-9]{3}[ .-][0-9]{4}|[0-9]{3}[.-][0-9]{3}[.-][0-9]{4})(?![0-9A-Za-z-])"
         ),
         is_phone,
     ),
 )
-OPTIONAL = (Rule("ip", re.compile(r"(?<![0-9A-Za-z.-])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![0-9A-Za-z.-])"), is_address),)
+OPTIONAL = (
+    Rule("ip", re.compile(_not_after("0-9A-Za-z.-") + r"(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![0-9A-Za-z.-])"), is_address),
+)
 """Rules that are off unless a file turns them on: versions look like addresses."""
 MEMBERS = ("disable", "enable", "secrets", "patterns", "keep")
 

@@ -58,6 +58,36 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert Scrubber().text(text) == text
 
 
+SECRETS = (
+    *(KEY, "AKIAABCDEFGHIJKLMNOP", "github_pat_11ABCDEFG0abcdefghijkl_mn", "AIzaSyA-1234567890abcdefghijklmnopqrstu"),
+    *(TOKEN, "john.doe@example.co.uk", "4111111111111111", "GB82WEST12345698765432", "123-45-6789", "+49 170 1234567"),
+    PEM,
+)
+CARRIERS = (
+    *("%", "is %.", '"%"', "<%>", "(%)", "`%`", "export K=%\n", "https://h/x?k=%&y=1", "k:%,", "\n%\r"),
+    *("ü %", "x%3D%%", "[%]", "%;", "a\t%"),
+)
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_secrets_are_found_in_what_carries_them(secret: str) -> None:
+    """Alone, in prose and code, and as JSON in JSON in prose."""
+    core = secret.splitlines()[secret.count("\n") // 2]
+    for carrier in CARRIERS:
+        held = carrier.replace("%%", "%").replace("%", secret, 1) if "%%" not in carrier else f"x%3D{secret}"
+        quoted = json.dumps({"a": held})
+        for text in (
+            held,
+            quoted,
+            f"It said {quoted}, and {json.dumps({'b': quoted})}.",
+            json.dumps([json.dumps(quoted)]),
+        ):
+            found = Scrubber().text(text)
+            assert core not in found, (carrier, found)
+            if text.startswith(("{", "[")) and text.endswith(("}", "]")) and text is not held:
+                json.loads(found)
+
+
 def test_marks_are_the_same_in_a_session_and_begin_again_in_the_next() -> None:
     scrubber = Scrubber()
     assert scrubber.text("x@a.de y@a.de x@a.de") == "[EMAIL_1] [EMAIL_2] [EMAIL_1]"
