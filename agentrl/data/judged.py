@@ -13,7 +13,7 @@ import numpy as np
 from agentrl.chat import Chat
 from agentrl.config.sections.sft import PairDataConfig
 from agentrl.data.bad_rows import BadRow
-from agentrl.data.feedback import FEEDBACK, LABEL, Heard, feedback_of
+from agentrl.data.feedback import FEEDBACK, LABEL, feedback_of
 from agentrl.data.messages import EMPTY
 from agentrl.data.pairs import PairReader, Preference, pair_reading
 from agentrl.data.row_formats.choose import reading_of
@@ -30,7 +30,6 @@ class JudgedReader:
         self._rows = RowReader(config)
         self.pairs = PairReader(config)
         self._columns = (config.feedback_key,) if config.feedback_key else (FEEDBACK, LABEL)
-        self.heard = Heard(config.feedback_threshold)
 
     def plan(
         self,
@@ -58,10 +57,11 @@ class JudgedReader:
 
         def read(row: Row) -> list[Made] | None:
             value = self._feedback(row)
-            good = value is not None and value > config.feedback_threshold
-            made = None if value is None else of_one(self._rows.transcript(reading, row, mistaken=not good), good)
-            self.heard.add(value)
-            return [] if value is None else None if made is None else [made]
+            if value is None:
+                return []
+            good = value > config.feedback_threshold
+            made = of_one(self._rows.transcript(reading, row, mistaken=not good), good)
+            return None if made is None else [made]
 
         return Plan(reading.needed, (*reading.further, *self._columns), config.tools_key, read, reading.note)
 
@@ -110,7 +110,7 @@ def load_judged(
 
     found = read_files(files, lambda file, names: reader.plan(file, names, of_pair, of_one), progress, config)
     found.samples += bad
-    found.unlearnt, found.heard = tokenizer.remarks(), reader.heard
+    found.unlearnt = tokenizer.remarks()
     return found
 
 
