@@ -185,6 +185,8 @@ OPTIONAL = (
     Rule("ip", re.compile(_not_after("0-9A-Za-z.-") + r"(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![0-9A-Za-z.-])"), is_address),
 )
 """Rules that are off unless a file turns them on: versions look like addresses."""
+CLEAN = 50_000_000
+"""Characters of texts without a finding that are remembered, as system prompts and tools come in every session."""
 MEMBERS = ("disable", "enable", "secrets", "patterns", "keep")
 
 
@@ -286,6 +288,8 @@ class Scrubber:
     """Texts of the session, scrubbed."""
     _clean: set[str] = field(default_factory=set)
     """Texts of all sessions in which nothing was found."""
+    _kept: int = 0
+    """Number of characters of these."""
 
     def begin(self) -> None:
         """Begin a session: marks count from 1 again."""
@@ -325,7 +329,8 @@ class Scrubber:
             found = self._scrubbed(text)
             if found != text:
                 self._done[text] = found
-            elif len(self._clean) < 100_000 and len(text) < 100_000:
+            elif self._kept + len(text) < CLEAN:
+                self._kept += len(text)
                 self._clean.add(text)
         return found
 

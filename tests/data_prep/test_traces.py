@@ -49,7 +49,7 @@ def played(server: Server, kind: str, seed: int, count: int) -> tuple[list[dict[
     return log, rows
 
 
-@pytest.mark.slice(5, "matrix")
+@pytest.mark.slice(2, "matrix")
 @pytest.mark.parametrize("kind", CLIENTS)
 @pytest.mark.parametrize("seed", range(8))
 def test_sessions_come_back_as_they_were_played(server: Server, tmp_path: Path, kind: str, seed: int) -> None:
