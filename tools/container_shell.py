@@ -32,7 +32,7 @@ from agentrl.system.registry import configured
 from agentrl.tool import Tool, ToolArgumentsError, ToolResponse, ToolSchema
 
 FOR_CONTAINERS = 120.0
-"""Seconds that a call has beside its command's or its check's, where `timeout` does not say."""
+"""Seconds that a call has in addition to its command's or its check's, where `timeout` does not say."""
 KILLED_AFTER = 5
 """Seconds from SIGTERM to SIGKILL for a command that takes too long."""
 RUN = 'exec 2>&1; exec timeout -k "$1" "$2" sh -c "$3"'

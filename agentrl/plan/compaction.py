@@ -23,6 +23,6 @@ def described(config: Config) -> Iterator[str]:
         )
         return
     yield (
-        f"compaction: a trajectory of T tokens has about T / {own:,.0f} transcripts beside the first, each of which is "
+        f"compaction: a trajectory of T tokens has about T / {own:,.0f} transcripts after the first, each of which is "
         "sampled and trained as a sequence of its own; the figures here are of one"
     )
