@@ -1,7 +1,8 @@
 """Compaction: a conversation that becomes too long goes on from a summary that the policy writes of it.
 
 When a transcript has more than a share of its window, or no room is left, the policy is asked for a summary. A new
-transcript then begins with the first prompt, the summary behind its last message, and the last turns as they were. The
+transcript then begins with the first prompt, the summary behind its last message, and the last turns as they were. A
+turn whose answer did not fit is among them, with all of its answer. The
 old transcript stays as it was sampled, with the request and the summary at its end. In every window, the tokens of the
 request and of a summary stay free for them.
 
@@ -61,11 +62,13 @@ class Compactor:
 
     async def observe(self, messages: Sequence[Message]) -> bool:
         """Append messages as `Episode.observe` does, and compact where it is due. Returns whether there is room."""
-        if not self._is_due(await self.episode.observe(messages)):
+        room = await self.episode.observe(messages)
+        if not self._is_due(room):
             return True
         said = self.episode.messages[len(self.opening) :]
+        starts = self._kept([at for at, one in enumerate(said) if one["role"] == "assistant"], room)
         summary = await self._summary()
-        return summary is not None and await self._go_on(self._with_turns(summary, said), [])
+        return summary is not None and await self._go_on(self._with_turns(summary, [said[at:] for at in starts]), [])
 
     async def after_text(self, room: bool) -> bool:
         """Compact where it is due, with the last turns as text within a turn of the policy; `room`: there is some.
@@ -77,8 +80,9 @@ class Compactor:
         episode = self.episode
         end, chat = len(episode.transcript), episode.context.chat
         turns = [one for one in episode.trajectory.turns if one.transcript == episode.index]
-        starts = [one.start for one in turns if one.role == "assistant"]
-        texts = [chat.decode(episode.transcript.ids[begin:end]) for begin in self._kept(starts)]
+        starts = self._kept([one.start for one in turns if one.role == "assistant"], room)
+        end, said = (turns[-1].start, str(episode.messages[-1]["content"])) if not room else (end, "")
+        texts = [chat.decode(episode.transcript.ids[begin:end]) + said for begin in starts]
         summary = await self._summary()
         return summary is not None and await self._go_on(self._with_summary(summary), texts)
 
@@ -118,19 +122,20 @@ class Compactor:
         episode.trajectory.metrics["compaction_failed"] += 1.0
         return False
 
-    def _with_turns(self, summary: str, said: Sequence[Message]) -> list[Message]:
-        """Return the prompt with the summary, and with as many of the last turns as fit."""
+    def _with_turns(self, summary: str, ends: Sequence[Sequence[Message]]) -> list[Message]:
+        """Return the prompt with the summary, and with the first of these ends of the conversation that fits."""
         episode, prompt = self.episode, self._with_summary(summary)
-        for begin in self._kept([at for at, one in enumerate(said) if one["role"] == "assistant"]):
-            whole = [*prompt, *said[begin:]]
+        for said in ends:
+            whole = [*prompt, *said]
             ids = episode.context.chat.render(whole, episode.tools, sampled=episode.sampled_texts)
             if self._fits(len(ids), len(ids)):
                 return whole
         return prompt
 
-    def _kept(self, starts: Sequence[int]) -> Sequence[int]:
-        """Return the beginnings of the last turns, the most turns first."""
-        return starts[-self.rules.keep_turns :] if self.rules.keep_turns else ()
+    def _kept(self, starts: Sequence[int], fits: bool) -> Sequence[int]:
+        """Return the beginnings of the last turns, the most turns first; `fits`: the last answer was not cut."""
+        number = self.rules.keep_turns if fits else max(self.rules.keep_turns, 1)
+        return starts[-number:] if number else ()
 
     def _fits(self, tokens: int, prompt: int) -> bool:
         """Say whether a transcript of so many tokens, with this prompt, would not have to be compacted at once."""

@@ -108,6 +108,18 @@ async def test_the_last_turns_stay_as_far_as_they_fit(run: Run, keep: int, expec
     assert prompts(b, found)[1].count("value of") == expected
 
 
+@pytest.mark.parametrize("is_react", [False, True])
+async def test_a_turn_whose_answer_did_not_fit_goes_on_with_all_of_it(run: Run, is_react: bool) -> None:
+    """The window holds one turn and a part of the second one's answer."""
+    window = 615 if is_react else 335
+    b, policy, found = await run(replace(RULES, threshold=1.0, keep_turns=0), window, looks=2, is_react=is_react)
+    first, second = (b.chat.decode(one.ids) for one in found.transcripts[:2])
+    assert policy.asked == [2] and "[cut" in first[first.index("value of 2") :]
+    whole = look(2)
+    assert whole not in first and whole in second
+    assert (found.status, found.score) == (Status.COMPLETED, 1.0)
+
+
 async def test_a_masked_summary_is_sampled_and_not_trained_on(run: Run) -> None:
     b, _, found = await run(replace(RULES, train_summary=False))
     assert found.status is Status.COMPLETED
