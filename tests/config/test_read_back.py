@@ -36,6 +36,7 @@ DATA = {
     *("expert.files", "model.path", "model.chat_template", "model.chat_template_kwargs", "model.override_config"),
     *("model.lora_adapter_path", "reward_model.model.path", "distillation.teacher.path"),
     *("distillation.teacher.tokenizer", "trainer.resume_from_path", "reward_model.judge.prompt", "val_files"),
+    "multi_turn.compaction.prompt_file",
     # Names of columns, modules of a model, metrics, jobs, and of models elsewhere.
     *("data.prompt_key", "data.image_key", "data.messages_key", "data.tools_key", "data.chosen_key"),
     *(
