@@ -1,8 +1,8 @@
 """Share of bad answers after training on a log of 2,000 conversations, of which 12 % were found bad.
 
 By seed, a tiny policy learns a made-up log of a shop's assistant by the real commands: all of it, the good rows alone,
-weighted rows, and all of it with KTO afterwards. The log's bad answers send the customer away. Printed are, over 200
-held-out questions, the mean probabilities of the bad answer and of the right one.
+weighted rows, and all of it with KTO or with reinforcement learning afterwards. The log's bad answers send the customer
+away. Printed are, over 200 held-out questions, the mean probabilities of the bad answer and of the right one.
 
     python -m benchmarks.training.feedback_pays --seeds 5
 """
@@ -23,7 +23,9 @@ from agentrl.chat import Chat
 from agentrl.preferences import main as preferences
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.sft import main as supervised
+from agentrl.train import main as reinforced
 from agentrl.trajectory import Message
+from data_prep.log_rows import main as log_rows
 
 ROWS, BAD, HELD_OUT = 2000, 0.12, 200
 GOODS = {"cup": 3, "lamp": 20, "chair": 45, "plate": 5, "desk": 90, "vase": 12}
@@ -35,6 +37,13 @@ RUNS: dict[str, list[str]] = {
 }
 """Supervised trainings by name."""
 KTO = ["loss=kto", "optim.lr=2e-4", "loss_options.undesirable_weight=7"]
+
+RL = [
+    *("data.train_batch_size=16", "data.max_prompt_length=64", "data.max_response_length=32"),
+    *("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.ppo_mini_batch_size=16"),
+    *("actor_rollout_ref.actor.optim.lr=1e-3", "trainer.total_training_steps=40", "trainer.save_trajectories=none"),
+]
+"""GRPO by the scorer of logs, on the log's questions."""
 
 
 def talk(asked: str, said: str) -> list[Message]:
@@ -91,6 +100,11 @@ def run(seed: int, folder: Path) -> dict[str, tuple[float, float]]:
     place = [f"model.path={folder / 'all' / 'policy'}", f"trainer.default_local_dir={folder / 'kto'}"]
     assert preferences([*common, *place, *KTO]) == 0
     found["all, then kto"] = judge(folder / "kto" / "policy", questions)
+    assert log_rows(["--source", str(log), "--out", str(folder / "rows")]) == 0
+    rows = [f"data.train_files={folder}/rows/train.parquet", f"actor_rollout_ref.model.path={folder}/all/policy"]
+    rows += ["trainer.device=cpu", f"trainer.seed={seed}", f"trainer.default_local_dir={folder / 'rl'}"]
+    assert reinforced([*rows, *RL]) == 0
+    found["all, then rl"] = judge(folder / "rl" / "policy", questions)
     return found
 
 
