@@ -95,6 +95,6 @@ def test_a_key_that_a_loop_reads_can_be_set_with_it_alone(name: str) -> None:
 
 def test_every_key_of_the_limits_is_among_them() -> None:
     known: set[str] = {key for keys in KEYS.values() for key in keys}
-    others = {"format", "interaction_config_path", "stop_conditions", "tool_config_path", "tool_options"}
+    others = {"compaction", "format", "interaction_config_path", "stop_conditions", "tool_config_path", "tool_options"}
     fields: dict[str, Any] = MultiTurnConfig.model_fields
     assert set(fields) - known == others
