@@ -138,7 +138,8 @@ async def test_a_body_has_to_come_at_a_rate(port: int, head: bytes) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"POST / HTTP/1.1\r\nX-A: "])
 async def test_a_request_has_to_begin(port: int, said: bytes) -> None:
-    assert await dripped(await slow(port, said), b"" if not said else b"x") == b""
+    # A byte may meet the closed connection.
+    assert await dripped(await slow(port, said), b"" if not said else b"x") in (b"", b"reset" if said else b"")
 
 
 WHOLE = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab"

@@ -127,7 +127,9 @@ def solve(session):
     assert [t.score_extra["seen"] for t in ended] == list(range(24)), "each is the policy's of its own trajectory"
     assert {len(t.transcripts) for t in ended} == {1} and {t.metrics["openai_calls"] for t in ended} == {2.0}
     assert {t.score for t in ended} == {1.0} and {t.turns[-1].reward for t in ended} == {0.5}
-    assert sum(t.metrics["agent_starts"] for t in ended) == starts(tmp_path) <= 2
+    begun = sum(t.metrics["agent_starts"] for t in ended)
+    await until(lambda: starts(tmp_path) == begun)  # one process may do all before the other has begun
+    assert begun <= 2
     assert all(t.metrics["agent_start_cpu_seconds"] >= 0 for t in ended), "of a fast start the clock's ticks show 0"
     (again,) = await run(lambda session, turn: "0 #### 5", None)
     assert (again.metrics["agent_starts"], starts(tmp_path)) == (0.0, 2), "a later step starts nothing"

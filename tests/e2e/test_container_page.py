@@ -14,6 +14,7 @@ from tests.containers.conftest import LINE, Boxed, boxed, need_containers, root
 from tests.e2e.test_docs import SMALL, blocks, commands, write_files
 from tests.e2e.test_train import lines
 from tests.wheel import Run
+from tools.container_shell import ContainerShell
 
 __all__ = ["boxed", "root"]
 PAGE = "docs/containers.md"
@@ -21,11 +22,13 @@ PROXY = "actor_rollout_ref.rollout.agent.openai_proxy"
 
 
 def test_keys_of_the_page_are_keys() -> None:
-    (text,) = blocks(PAGE, "yaml")
-    given = yaml.safe_load(text)
+    images, tools = map(yaml.safe_load, blocks(PAGE, "yaml"))
     for name in PROXY.split("."):
-        given = given[name]
-    assert OpenAIProxyConfig.model_validate(given).container.images[1] == "localhost/coder"
+        images = images[name]
+    assert OpenAIProxyConfig.model_validate(images).container.images[1] == "localhost/coder"
+    (entry,) = tools["tools"]
+    shell = ContainerShell(entry["config"])
+    assert shell.options.container.workdir == "/app" and shell.options.check == ["sh", "tests/run.sh"]
 
 
 @pytest.mark.slice(0, "documents")

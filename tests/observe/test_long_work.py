@@ -24,7 +24,7 @@ from tests.observe.fake_hub import fake_hub
 STAGES = {
     "model/download.py": ["download {path} (MB)"],
     "trainer/build.py": ["load models"],
-    "trainer/run_sft.py": ["load model", "check rows", "read transcripts", "read pairs", "reference"],
+    "trainer/run_sft.py": ["load model", "check rows", "read transcripts", "read {what}", "reference"],
     "engines/embedded/build.py": ["load engine"],
     "checkpoint/export.py": ["export policy", "upload"],
     "checkpoint/remote.py": ["download {name} (MB)"],

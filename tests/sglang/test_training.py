@@ -169,7 +169,8 @@ def test_trajectories_go_on_while_the_policy_is_updated(
         "trainer.test_freq=3",
         "trainer.max_actor_ckpt_to_keep=null",
     )
-    run.until(lambda: (tmp_path / "run" / "checkpoints" / "step_000002").exists())
+    # At most three steps more are sampled by now, however slow the trainer is. So others have yet to be.
+    run.until(lambda: (tmp_path / "run" / "checkpoints" / "step_000001").exists())
     server = min(run.groups())
     os.killpg(server, signal.SIGSTOP)
     # It may have had nothing to answer. After so many turns of the other it is asked, or all that is left waits for it.
