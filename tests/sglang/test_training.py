@@ -161,8 +161,8 @@ def test_trajectories_go_on_while_the_policy_is_updated(
         f"{ROLLOUT}.num_servers=2",
         f"async_training.max_staleness={bound}",
         f"async_training.depth={bound}",
-        f"{ROLLOUT}.multi_turn.max_tokens_per_turn=36",
-        "data.max_response_length=240",
+        f"{ROLLOUT}.multi_turn.max_tokens_per_turn=90",  # a trajectory takes longer than several updates
+        "data.max_response_length=460",
         "trainer.total_training_steps=6",
         f"data.val_files={assets}/rows.parquet",
         "data.val_max_samples=2",
