@@ -28,14 +28,23 @@ def write_parquet(path: Path, rows: Sequence[Row]) -> None:
 
 def write_rows(path: Path, rows: Iterable[Row], schema: pa.Schema) -> int:
     """Write rows of a known schema as they come, and return how many. Raises DataError when there are none."""
-    count, remaining = 0, iter(rows)
     with writing(path) as temporary:
-        with pq.ParquetWriter(temporary, schema) as writer:
-            while group := list(islice(remaining, _GROUP_ROWS)):
-                writer.write_table(pa.Table.from_pylist([dict(row) for row in group], schema=schema))
-                count += len(group)
+        count = fill_parquet(temporary, rows, schema)
         if not count:
             raise DataError(f"{path}: there are no rows to write")
+    return count
+
+
+def fill_parquet(file: Path, rows: Iterable[Row], schema: pa.Schema, group_rows: int = _GROUP_ROWS) -> int:
+    """Write rows of a known schema to a file in place, as they come, and return how many.
+
+    group_rows: rows that are held in memory together.
+    """
+    count, remaining = 0, iter(rows)
+    with pq.ParquetWriter(file, schema) as writer:
+        while group := list(islice(remaining, group_rows)):
+            writer.write_table(pa.Table.from_pylist([dict(row) for row in group], schema=schema))
+            count += len(group)
     return count
 
 

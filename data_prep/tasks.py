@@ -201,11 +201,9 @@ class Trial:
                     False,
                     f"{SOLVE} ended with status {process.process.status}: {process.said(both=True)[-500:]}",
                 )
-            async with self._place.judging(one, desk, task.tests) as room:
-                process = await room.start(self._check, {"HOME": str(desk.judging), "PWD": room.work}, key="--check")
-                process.process.give(b"")
-                await process.process.ended()
-            return process.process.status == 0, process.said(both=True)[-500:]
+            check = await self._place.judge(one, desk, task.tests, self._check, None, key="--check")
+            assert check is not None, "it has no time of its own"
+            return check.process.status == 0, check.said(both=True)[-500:]
 
 
 async def good_tasks(

@@ -18,12 +18,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from agentrl.data.messages import Unfit
 from agentrl.errors import DataError, UserError
@@ -32,7 +30,7 @@ from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 from data_prep.conversation_formats import BadConversation, Conversation, tools_of
-from data_prep.files import Row, writing
+from data_prep.files import Row, fill_parquet, writing
 from data_prep.left_out import LeftOuts
 from data_prep.records import Record, read_whole_records
 from data_prep.scrub import Rules, Scrubber, read_rules
@@ -369,11 +367,7 @@ def write(traces: Traces, out: Path, share: float) -> list[tuple[Path, int]]:
         temporary = {path: stack.enter_context(writing(path)) for path, _ in parts}
         report = stack.enter_context(writing(out / "report.json"))
         for path, sessions in parts:
-            count, rows = 0, traces.rows_of(sessions)
-            with pq.ParquetWriter(temporary[path], SCHEMA) as writer:
-                while group := list(islice(rows, GROUP)):
-                    writer.write_table(pa.Table.from_pylist([dict(row) for row in group], schema=SCHEMA))
-                    count += len(group)
+            count = fill_parquet(temporary[path], traces.rows_of(sessions), SCHEMA, GROUP)
             if not count:
                 raise DataError(f"{path}: there are no rows to write; the reasons stand below")
             written.append((path, count))

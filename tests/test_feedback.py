@@ -19,29 +19,17 @@ from agentrl.config.sections.sft import SFTDataConfig
 from agentrl.data.sft import SFTSample as Sample
 from agentrl.data.sft import Transcripts, check_transcripts, load_transcripts
 from agentrl.errors import DataError
-from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.sft import main
 from agentrl.trainer.sft import order_of
 from agentrl.workers.sft import SupervisedWorker, to_batch
-from tests.test_sft import TOOLS, TRANSCRIPTS
+from tests.test_sft import GREETING, TOOLS, TRANSCRIPTS, chat, policy
 
-GREETED = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shape = TinyShape(vocab=400, hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128)
-    return make_tiny_policy(tmp_path_factory.mktemp("policy"), seed=0, shape=shape)
-
-
-@pytest.fixture(scope="module")
-def chat(policy: Path) -> Chat:
-    return Chat.from_pretrained(str(policy))
+__all__ = ["chat", "policy"]
 
 
 def write(path: Path, feedback: list[Any], column: str = "feedback") -> str:
     """One of the transcripts for each, the last of them a greeting."""
-    talks = [*TRANSCRIPTS, GREETED]
+    talks = [*TRANSCRIPTS, GREETING]
     rows = [{"messages": talk, "tools": TOOLS, column: said} for talk, said in zip(talks, feedback, strict=True)]
     if path.suffix == ".parquet":
         texts = [{**row, "messages": json.dumps(row["messages"])} for row in rows]
@@ -109,7 +97,7 @@ def test_bad_ones_are_left_out(tmp_path: Path, chat: Chat, suffix: str) -> None:
 
 
 def test_a_bad_row_that_is_left_out_may_be_broken(tmp_path: Path, chat: Chat) -> None:
-    rows = [{"messages": GREETED, "feedback": True}, {"messages": "no list", "feedback": False}]
+    rows = [{"messages": GREETING, "feedback": True}, {"messages": "no list", "feedback": False}]
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = SFTDataConfig(train_files=str(file), feedback="filter")

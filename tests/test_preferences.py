@@ -20,13 +20,14 @@ from agentrl.config.sections.sft import PairDataConfig
 from agentrl.data.pairs import Preference, load_pairs, load_scored_pairs
 from agentrl.errors import DataError
 from agentrl.preferences import main
-from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.reward.model_input import ModelInput
 from agentrl.trajectory import Message
 from agentrl.workers.preferences import PolicyPreferenceWorker, RewardPairWorker, to_batch
 from agentrl.workers.reward_model import RewardModelWorker
 from tests.e2e.test_resume import numbers
-from tests.test_sft import CALCULATOR, TOOLS, transcript
+from tests.test_sft import CALCULATOR, TOOLS, chat, policy, transcript
+
+__all__ = ["chat", "policy"]
 
 QUESTIONS = (("How much is 12 times 3?", "12*3", "36"), ("Add 40 and 2.", "40+2", "42"), ("9 minus 4?", "9-4", "5"))
 
@@ -39,17 +40,6 @@ def guess(question: str) -> list[Message]:
 ROWS: list[dict[str, Any]] = [
     {"chosen": transcript(*one), "rejected": guess(one[0]), "tools": TOOLS} for one in QUESTIONS
 ]
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shape = TinyShape(vocab=400, hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128)
-    return make_tiny_policy(tmp_path_factory.mktemp("policy"), seed=0, shape=shape)
-
-
-@pytest.fixture(scope="module")
-def chat(policy: Path) -> Chat:
-    return Chat.from_pretrained(str(policy))
 
 
 def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> str:

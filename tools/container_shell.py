@@ -9,26 +9,20 @@ of 1, any other 0. `python -m data_prep.tasks --tool bash` makes such rows of fo
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import pydantic
 
-from agentrl.config.registries import CONTAINERS
 from agentrl.config.sections.rollout import ContainerConfig
-from agentrl.containers.contract import ContainerFailed, ContainerOptions, Containers
-from agentrl.errors import ConfigError, InfrastructureError, UserError
-from agentrl.openai_api.agent_container import InContainers, PlainCommand
-from agentrl.openai_api.agent_harness import FOLDERS, files_of
-from agentrl.openai_api.agent_process import AgentProcess
+from agentrl.containers.contract import ContainerOptions
+from agentrl.errors import ConfigError
+from agentrl.openai_api.agent_container import InContainers, PlainCommand, starter_of
+from agentrl.openai_api.agent_harness import files_of, new_desk
 from agentrl.openai_api.agent_task import AgentTask
 from agentrl.openai_api.place import CannotBeJudged, Desk, Room, remove
-from agentrl.system.registry import configured
 from agentrl.tool import Tool, ToolArgumentsError, ToolResponse, ToolSchema
 
 FOR_CONTAINERS = 120.0
@@ -108,9 +102,7 @@ class ContainerShell(Tool):
 
     async def start(self, run: str) -> None:
         box = ContainerOptions(**self.options.container.model_dump())
-        starter = cast(type[Containers], CONTAINERS.get(box.starter))
-        containers = configured(starter, box.starter_options, "container.starter_options")()
-        self._place = InContainers(containers, box, (), serves=False)
+        self._place = InContainers(starter_of(box), box, (), serves=False)
         await self._place.first(PlainCommand(), [])
         await self._place.start()
 
@@ -129,7 +121,10 @@ class ContainerShell(Tool):
         async with one.order:
             room = await self._room(one)
             words = ["sh", "-c", RUN, "sh", str(KILLED_AFTER), f"{seconds:g}", command]
-            process = await self._run(room, one, words, "bash")
+            assert one.desk is not None
+            process = await room.start(words, {"HOME": str(one.desk.home), "PWD": room.work}, key="bash")
+            process.process.give(b"")
+            await process.process.ended()
         said, status = process.said(both=True), process.process.status
         if process.process.overran:
             said += f"\n[ended: more than {self.options.container.output_megabytes} MiB of output]"
@@ -140,23 +135,20 @@ class ContainerShell(Tool):
         return ToolResponse(said.strip() or "(no output)", metrics={"exit_status_0": float(status == 0)})
 
     async def calc_reward(self, instance_id: str) -> float | None:
-        if self.options.check is None:
+        options, one = self.options, self._instances[instance_id]
+        if options.check is None:
             return None
-        one = self._instances[instance_id]
         if one.room is None:
             return 0.0  # Nothing was done.
         assert self._place is not None and one.desk is not None
+        await one.room.leave(keep=True)
         try:
-            await one.room.leave(keep=True)
-            async with (
-                asyncio.timeout(self.options.check_timeout + FOR_CONTAINERS / 2),
-                self._place.judging(one.task, one.desk, one.judging) as room,
-                asyncio.timeout(self.options.check_timeout),
-            ):
-                process = await self._run(room, one, self.options.check, "check")
-        except (CannotBeJudged, TimeoutError):
+            check = await self._place.judge(
+                one.task, one.desk, one.judging, options.check, options.check_timeout, key="check"
+            )
+        except CannotBeJudged:
             return 0.0
-        return float(process.process.status == 0)
+        return float(check is not None and check.process.status == 0)
 
     async def release(self, instance_id: str) -> None:
         one = self._instances.pop(instance_id)
@@ -174,21 +166,7 @@ class ContainerShell(Tool):
         """Return the trajectory's container, which the first command starts."""
         if one.room is None:
             assert self._place is not None
-            folder = await asyncio.to_thread(tempfile.mkdtemp, prefix=f"{FOLDERS}{os.getpid()}-")
-            one.desk = Desk(Path(folder))
+            one.desk = await new_desk()
             await asyncio.to_thread(one.desk.fill, one.files)
             one.room = await one.stack.enter_async_context(self._place.acting(one.task, one.desk))
         return one.room
-
-    async def _run(self, room: Room, one: _Instance, words: list[str], key: str) -> AgentProcess:
-        assert one.desk is not None
-        home = one.desk.judging if key == "check" else one.desk.home
-        try:
-            process = await room.start(words, {"HOME": str(home), "PWD": room.work}, key=key)
-            process.process.give(b"")
-            await process.process.ended()
-        except ContainerFailed:
-            raise
-        except UserError as error:
-            raise InfrastructureError(str(error)) from error
-        return process

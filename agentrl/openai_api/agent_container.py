@@ -72,8 +72,7 @@ def build(options: AgentOptions) -> Agent:
         found = cast(type[Harness], HARNESSES.get(options.harness))
         harness = configured(found, options.harness_options, "openai_proxy.harness_options")()
     program = list(options.command or [harness.program])
-    starter = cast(type[Containers], CONTAINERS.get(box.starter))
-    containers = configured(starter, box.starter_options, f"{KEY}.starter_options")()
+    containers = starter_of(box)
     if not containers.listens and box.network == "none":
         raise ConfigError(
             f"{KEY}.starter={box.starter} hands over no sockets, so its programs reach the endpoint by a network "
@@ -84,6 +83,12 @@ def build(options: AgentOptions) -> Agent:
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, place.first(harness, program)).result()
     return HarnessAgent(harness, program, options, place)
+
+
+def starter_of(box: ContainerOptions) -> Containers:
+    """Make the starter that the options name. Raises ConfigError."""
+    starter = cast(type[Containers], CONTAINERS.get(box.starter))
+    return configured(starter, box.starter_options, f"{KEY}.starter_options")()
 
 
 class PlainCommand(Harness):

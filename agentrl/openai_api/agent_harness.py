@@ -90,6 +90,11 @@ def remove_left_folders() -> None:
             remove(folder)
 
 
+async def new_desk() -> Desk:
+    """Make the folder of one try; what a killed process leaves of it is removed at the next start."""
+    return Desk(Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f"{FOLDERS}{os.getpid()}-")))
+
+
 class HarnessAgent(ProgramAgent):
     """Agent that is a program, made ready for each session by its harness.
 
@@ -118,7 +123,7 @@ class HarnessAgent(ProgramAgent):
             await self._place.check(task.sample)
         except DataError as error:
             raise DataError(f"{row_of(task.sample)}{error}") from None
-        desk = Desk(Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f"{FOLDERS}{os.getpid()}-")))
+        desk = await new_desk()
         try:
             await asyncio.to_thread(desk.fill, files)
             async with self._place.acting(task, desk) as room:
@@ -164,22 +169,15 @@ class HarnessAgent(ProgramAgent):
         return {name: known[name] for name in chosen}
 
     async def _judged(self, task: AgentTask, desk: Desk, files: Mapping[str, str]) -> dict[str, float]:
-        """Run the check on the files that the program left. It knows no address of the session."""
-        check = self._options.check
-        if check is None:
+        """Run the check, if there is one, and write its score."""
+        words, seconds = self._options.check, self._options.check_timeout
+        if words is None:
             return {}
         try:
-            async with self._place.judging(task, desk, files) as room:
-                variables = {"HOME": str(desk.judging), "PWD": room.work}
-                process = (await room.start(check, variables, key="openai_proxy.check")).process
-                process.give(b"")
-                try:
-                    await asyncio.wait_for(process.ended(), self._options.check_timeout)
-                except TimeoutError:
-                    return {"score": 0.0, "check_timeout": 1.0}
-                return {"score": float(process.status == 0)}
+            check = await self._place.judge(task, desk, files, words, seconds, key="openai_proxy.check")
         except CannotBeJudged:
             return {"score": 0.0}
+        return {"score": 0.0, "check_timeout": 1.0} if check is None else {"score": float(check.process.status == 0)}
 
 
 def row_of(sample: Mapping[str, object]) -> str:

@@ -71,7 +71,8 @@ class AgentTask:
     @classmethod
     def without_session(cls, sample: dict[str, object]) -> AgentTask:
         """Make the task of a program that asks no endpoint. Its token still names its processes."""
-        return cls(sample, *(f"http://127.0.0.1/{secrets.token_urlsafe(24)}/v1" for _ in range(2)))
+        base_url, report_url = (f"http://127.0.0.1/{secrets.token_urlsafe(24)}/v1" for _ in range(2))
+        return cls(sample, base_url, report_url)
 
     @property
     def token(self) -> str:

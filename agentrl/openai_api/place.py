@@ -98,6 +98,30 @@ class Place(ABC):
         Raises CannotBeJudged.
         """
 
+    async def judge(
+        self,
+        task: AgentTask,
+        desk: Desk,
+        files: Mapping[str, str],
+        words: Sequence[str],
+        seconds: float | None,
+        *,
+        key: str,
+    ) -> AgentProcess | None:
+        """Run a check on the files that a program left, with `files` over them; it knows no address of the session.
+
+        Returns the check's process, which has ended; None where it did not end in `seconds`, its start apart. Raises
+        CannotBeJudged. `key` says where its words come from.
+        """
+        async with self.judging(task, desk, files) as room:
+            check = await room.start(words, {"HOME": str(desk.judging), "PWD": room.work}, key=key)
+            check.process.give(b"")
+            try:
+                await asyncio.wait_for(check.process.ended(), seconds)
+            except TimeoutError:
+                return None
+            return check
+
 
 class OnThisMachine(Place):
     """Folders and processes of the trainer's machine and user. This is no sandbox."""

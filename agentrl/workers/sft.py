@@ -42,8 +42,7 @@ class TuningWorker(TrainableWorker[Found_co]):
 
 
 class SupervisedWorker(TuningWorker[TokenScores]):
-    """A policy that learns the assistant's tokens: (weighted) mean negative log-likelihood over a step's
-    tokens."""
+    """A policy that learns the assistant's tokens: mean negative log-likelihood, weighted or not."""
 
     def __init__(self, config: SFTConfig, *, device: str | torch.device, total_steps: int) -> None:
         """Sharded over the ranks of the process group, if there is one. Raises ConfigError."""

@@ -46,15 +46,19 @@ Session = Callable[[Path], Awaitable[float]]
 """Function of an empty folder that runs one session, and returns the seconds that it waited for its first place."""
 
 
-def made_root(folder: Path) -> list[str]:
-    """Make a root of empty folders; return the words that mount this machine's programs."""
+def make_root(folder: Path) -> None:
+    """Make a root of empty folders, and the files that podman makes, but not in a root of other numbers."""
     for name in (*BORROWED, *EMPTY):
         (folder / name).mkdir()
     for name in ("hostname", "hosts", "resolv.conf", "passwd", "group"):
         (folder / "etc" / name).touch()
     folder.chmod(0o755)
-    mounted = [name for name in BORROWED if Path("/", name).exists()]
-    return [word for name in mounted for word in ("--volume", f"/{name}:/{name}:ro")]
+
+
+def mounts() -> list[str]:
+    """Return the words that mount this machine's programs."""
+    there = [name for name in BORROWED if Path("/", name).exists()]
+    return [word for name in there for word in ("--volume", f"/{name}:/{name}:ro")]
 
 
 def spent() -> float:
@@ -210,9 +214,9 @@ def main() -> None:
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     line = given.command_line.split(",")
     with tempfile.TemporaryDirectory() as name:
-        arguments = made_root(Path(name))
-        starts(line, arguments, Path(name), given.sessions)
-        at_once(line, arguments, Path(name), given.at_once)
+        make_root(Path(name))
+        starts(line, mounts(), Path(name), given.sessions)
+        at_once(line, mounts(), Path(name), given.at_once)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ which conversations are bad, which no training reads.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -20,6 +19,7 @@ from random import Random
 from typing import Any
 
 from agentrl.trajectory import Message
+from data_prep.files import write_json_lines
 from data_prep.made_up import Task, World
 from data_prep.transcripts import TOOLS, exchange, final, good, guess, mistaken, number_in, prompt
 
@@ -77,11 +77,6 @@ def feedback(response: str, flaw: str | None, rng: Random) -> dict[str, Any] | N
     return said
 
 
-def write(file: Path, lines: list[Mapping[str, Any]]) -> None:
-    """Write one JSON object a line."""
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
 def main() -> None:
     """Write the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -105,11 +100,10 @@ def main() -> None:
         if said := feedback(last, flaw, rng):
             thumbs.append(said)
         truth.append({"response_id": last, "flaw": flaw})
-    given.out.mkdir(parents=True, exist_ok=True)
     # Conversations overlap, as those of a service do.
-    write(given.out / "calls.jsonl", [one for _, one in sorted(calls, key=lambda each: each[0])])
-    write(given.out / "feedback.jsonl", thumbs)
-    write(given.out / "truth.jsonl", truth)
+    write_json_lines(given.out / "calls.jsonl", [one for _, one in sorted(calls, key=lambda each: each[0])])
+    write_json_lines(given.out / "feedback.jsonl", thumbs)
+    write_json_lines(given.out / "truth.jsonl", truth)
     ups = sum(one["feedback"] == "up" for one in thumbs)
     print(
         f"{given.out}: {len(calls)} calls of {given.conversations} conversations, {ups} thumbs up and "

@@ -14,13 +14,12 @@ import pytest
 
 from agentrl.containers.contract import ContainerOptions
 from agentrl.openai_api.agents import AgentOptions
+from benchmarks.rollouts.containers import make_root, mounts
 from tests.harnesses.conftest import IS_RIGHT, bench, chat, harnessed
 
 __all__ = ["bench", "chat", "harnessed"]
 
 LINE = ("podman", "--runtime", "runc")
-BORROWED = ("usr", "lib", "lib64", "bin", "sbin")
-EMPTY = ("etc", "proc", "dev", "sys", "tmp", "run", "work", "var", "var/tmp")
 
 
 @functools.cache
@@ -47,17 +46,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Root of a container: empty folders, into which those of this machine are mounted."""
     need_containers()
     folder = tmp_path_factory.mktemp("root")
-    for name in (*BORROWED, *EMPTY):
-        (folder / name).mkdir()
-    for name in (
-        "hostname",
-        "hosts",
-        "resolv.conf",
-        "passwd",
-        "group",
-    ):  # made by podman, but not by a root of other numbers
-        (folder / "etc" / name).touch()
-    folder.chmod(0o755)
+    make_root(folder)
     return folder
 
 
@@ -67,10 +56,9 @@ Boxed = Callable[..., ContainerOptions]
 @pytest.fixture(scope="session")
 def boxed(root: Path) -> Boxed:
     """Make options of small containers."""
-    mounts = [word for name in BORROWED if Path("/", name).exists() for word in ("--volume", f"/{name}:/{name}:ro")]
 
     def make(**more: Any) -> ContainerOptions:
-        given = {"command_line": LINE, "arguments": [*mounts, *more.pop("arguments", ())], "image": str(root)}
+        given = {"command_line": LINE, "arguments": [*mounts(), *more.pop("arguments", ())], "image": str(root)}
         small = {"memory_megabytes": 256, "disk_megabytes": 32, "processes": 64}
         return ContainerOptions(**{**given, **small, **more})
 

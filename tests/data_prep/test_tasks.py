@@ -11,8 +11,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.rollouts.containers import mounts
 from data_prep.tasks import main
-from tests.containers.conftest import BORROWED, LINE, names, need_containers, root
+from tests.containers.conftest import LINE, names, need_containers, root
 from tests.e2e.conftest import forked_command
 from tests.e2e.test_docs import commands
 from tests.e2e.test_train import lines
@@ -20,7 +21,7 @@ from tests.runs import Overrides
 
 __all__ = ["root"]
 IMAGE = "localhost/agentrl-test-tasks:1"
-MOUNTS = [word for name in BORROWED if Path("/", name).exists() for word in ("--volume", f"/{name}:/{name}:ro")]
+MOUNTS = mounts()
 RIGHT = {
     "instruction.md": "Write the sum of 2 and 3 into answer.txt.",
     "image": IMAGE,
