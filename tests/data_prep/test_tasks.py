@@ -20,7 +20,7 @@ from tests.e2e.test_train import lines
 from tests.runs import Overrides
 
 __all__ = ["root"]
-IMAGE = "localhost/agentrl-test-tasks:1"
+IMAGE = f"localhost/agentrl-test-tasks-{os.getpid()}:1"  # workers of one run share the store
 MOUNTS = mounts()
 RIGHT = {
     "instruction.md": "Write the sum of 2 and 3 into answer.txt.",
