@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.agent_loop.compaction import REQUEST, Compaction
+from agentrl.checks.transcripts import check_record
 from agentrl.config.sections.rollout import CompactionConfig
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Status, Trajectory
@@ -73,7 +74,11 @@ def run(bench: MakeBench) -> Run:
 
 
 def check(b: Bench, found: Trajectory, window: int) -> None:
-    """Each sampled token is in one transcript, once and in order, behind the prompt that the engine was given."""
+    """Each sampled token is in one transcript, once and in order, behind the prompt that the engine was given.
+
+    The checks that read every record of a run have no finding, also where an answer in the middle was cut.
+    """
+    assert check_record(found, b.chat) == []
     (session,) = b.engine.said
     turns = [one for one in found.turns if one.role == "assistant"]
     assert [found.transcripts[one.transcript].ids[one.start : one.end] for one in turns] == b.engine.said[session]
