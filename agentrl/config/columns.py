@@ -85,6 +85,7 @@ COLUMNS = {
         Column("unit_tokens", "sequence", "policy tokens of the loss's unit", "int64"),
         Column("side", "sequence", "1: preferred or good; -1: rejected or bad; 0: compared with, not learnt", "int32"),
         Column("loss_weight", "sequence", "factor of the sequence's loss", "float64", 1),
+        Column("own_tokens", "sequence", "tokens that no earlier transcript of the trajectory begins with", "int64"),
         Column("observed", "sequence", "tokens that the policy read after its first one", "int64"),
         Column("row", "sequence", "index in the batch of the whole step", "int64"),
     )

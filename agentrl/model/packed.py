@@ -35,7 +35,7 @@ from agentrl.model.read_config import OVERRIDE_KEY, read_config
 from agentrl.model.routing import ROUTES, Routes
 from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.model.stateful import KEEPS_STATE, keeps_state, separate_states, stateful_mixers, unbound_time_steps
-from agentrl.model.tree_layout import tree_layout
+from agentrl.model.tree_layout import pays, tree_layout
 from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
     PlacedFeatures,
@@ -60,10 +60,6 @@ CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU = 1 << 24, 1 << 27
 """Logits kept for the backward pass at once (64 MiB in fp32, on a GPU 512 MiB); more are computed in chunks and again
 in backward. Each chunk reads all weights of the head and adds up a gradient as large, which for small chunks would take
 a GPU longer than the products."""
-_LEAST_SAVED, _PART_SAVED = 1024, 0.5
-"""Tokens, and part of the tokens, that common beginnings must save before a device shares them. Its attention to a tree
-is slower than to separate sequences: an H100 gained from about half of the tokens on (docs/gpu.md). And it computes a
-few hundred tokens in no time."""
 
 _LAYER = re.compile(r"([^0-9]*\.)(\d{1,9})(\..*)")
 """Name of a weight of a layer: the text before its number, the number, the text after."""
@@ -360,10 +356,12 @@ def make_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
     ids [T] int64, offsets [N + 1] int64.
     """
     layout = tree_layout(ids, offsets)
-    saved = len(ids) - len(layout.stored)
-    if ids.is_cuda and saved < max(_LEAST_SAVED, _PART_SAVED * len(ids)):
-        return flat_layout(offsets, ids.device)
-    return layout
+    return layout if pays(len(ids), len(layout.stored), ids.device) else flat_layout(offsets, ids.device)
+
+
+def shares_beginnings(model: PreTrainedModel) -> bool:
+    """Say whether the model computes common beginnings once: not where layers carry a state through a sequence."""
+    return not getattr(model.base_model, KEEPS_STATE, False)
 
 
 def stored_hidden_states(
@@ -385,10 +383,10 @@ def stored_hidden_states(
     placed = None
     names = ids if images is None else told_apart(ids, *image_rows(images, offsets))
     experts = None if routes is None else routes.given
-    if getattr(model.base_model, KEEPS_STATE, False):
-        layout = flat_layout(offsets, ids.device)
-    else:
+    if shares_beginnings(model):
         layout = make_layout(names if experts is None else named_apart(names, experts), offsets)
+    else:
+        layout = flat_layout(offsets, ids.device)
     limit = _longrope_limit(model)
     if limit is not None and layout.longest > limit:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,10 @@ from agentrl.model.layout import PackedLayout, flat_layout
 Ints = npt.NDArray[np.int64]
 MIN_SHARED = 8
 """Least length of a shared run: a shorter one costs a CPU more in further kernel calls than it saves."""
+_LEAST_SAVED, _PART_SAVED = 1024, 0.5
+"""Tokens, and part of the tokens, that common beginnings must save before a device shares them. Its attention to a tree
+is slower than to separate sequences: an H100 gained from about half of the tokens on (docs/gpu.md). And it computes a
+few hundred tokens in no time."""
 
 
 def tree_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
@@ -22,18 +27,17 @@ def tree_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
     """
     device = ids.device
     tokens, bounds = ids.cpu().numpy(), offsets.cpu().numpy()
-    order, common = _sort_by_tokens(tokens, bounds)
+    order, common = sort_by_tokens([tokens[start:end] for start, end in itertools.pairwise(bounds)])
     if not any(length >= MIN_SHARED for length in common):
         return flat_layout(offsets, device)
     return _Tree(order, common, bounds).layout(device)
 
 
-def _sort_by_tokens(tokens: Ints, bounds: Ints) -> tuple[list[int], list[int]]:
+def sort_by_tokens(rows: Sequence[Ints]) -> tuple[list[int], list[int]]:
     """Sort sequences lexicographically: their indices, and the length that each has in common with the one before.
 
     The last token of a sequence never counts as common: each sequence keeps a leaf of its own.
     """
-    rows = [tokens[start:end] for start, end in itertools.pairwise(bounds)]
     keys = [row.astype(">u4").tobytes() for row in rows]
     order = sorted(range(len(rows)), key=keys.__getitem__)
     common = [0] * len(rows)
@@ -44,6 +48,11 @@ def _sort_by_tokens(tokens: Ints, bounds: Ints) -> tuple[list[int], list[int]]:
             differs = left[:width] != right[:width]
             common[place] = int(differs.argmax()) if differs.any() else width
     return order, common
+
+
+def pays(flat: int, stored: int, device: torch.device) -> bool:
+    """Say whether a device shares common beginnings that leave `stored` of `flat` tokens: a CPU always does."""
+    return device.type != "cuda" or flat - stored >= max(_LEAST_SAVED, _PART_SAVED * flat)
 
 
 class _Tree:

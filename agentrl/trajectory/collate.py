@@ -7,8 +7,9 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import chain, compress
+from itertools import chain, compress, groupby
 
+import numpy as np
 import torch
 
 from agentrl.config.columns import Column, column
@@ -66,16 +67,45 @@ def from_trajectories(
         tokens["experts"] = _experts(transcripts)
     group = torch.tensor([row.group for row in rows], dtype=torch.int64)
     trajectory = torch.tensor([row.position for row in rows], dtype=torch.int64)
+    own_tokens = torch.tensor(_own_tokens(rows), dtype=torch.int64)
     batch = RaggedBatch(
         offsets,
         tokens,
-        {"group": group, "trajectory": trajectory, "policy": policy},
+        {"group": group, "trajectory": trajectory, "policy": policy, "own_tokens": own_tokens},
         policies,
         Images.from_sequences(item.images for item in transcripts),
         TeacherPrompts.from_transcripts(transcripts) if privileged else None,
     )
     made = {name: _made(column(name), rows, trajectories, first) for name in columns if name != "state"}
     return batch.with_fields(**made) if made else batch
+
+
+def _own_tokens(rows: Sequence[_Row]) -> list[int]:
+    """Count the tokens of each row that no earlier row of its trajectory begins with. Their sum is the trajectory's."""
+    found = []
+    for _, several in groupby(rows, key=lambda row: row.position):
+        first, *others = several
+        found.append(len(first.transcript))
+        earlier = [_bytes(first.transcript.ids)] if others else []
+        for row in others:
+            own = _bytes(row.transcript.ids)
+            place = bisect_left(earlier, own)  # the nearest in this order have most in common
+            near = earlier[max(0, place - 1) : place + 1]
+            found.append(len(row.transcript) - max(_common(own, other) for other in near))
+            earlier.insert(place, own)
+    return found
+
+
+def _bytes(ids: Sequence[int]) -> bytes:
+    """Write ids so that bytes are in the ids' order."""
+    return np.array(ids, dtype=">u4").tobytes()
+
+
+def _common(left: bytes, right: bytes) -> int:
+    """Count the ids with which both begin."""
+    width = min(len(left), len(right)) // 4
+    differs = np.frombuffer(left, ">u4", width) != np.frombuffer(right, ">u4", width)
+    return int(differs.argmax()) if differs.any() else width
 
 
 def _made(what: Column, rows: Sequence[_Row], trajectories: Sequence[Trajectory], first: int) -> torch.Tensor:

@@ -13,17 +13,31 @@ from agentrl.workers.plan import micro_batches
 
 
 def forward_tokens(
-    forward: Callable[[RaggedBatch], torch.Tensor], batch: RaggedBatch, max_tokens: int, device: torch.device
+    forward: Callable[[RaggedBatch], torch.Tensor],
+    batch: RaggedBatch,
+    max_tokens: int,
+    device: torch.device,
+    *,
+    shares: bool,
 ) -> torch.Tensor:
-    """Run `forward` ([tokens, ...] of a micro-batch) over all of `batch` without gradient: [T, ...] on the CPU."""
-    return forward_columns(lambda micro: [forward(micro)], batch, max_tokens, device)[0]
+    """Run `forward` ([tokens, ...] of a micro-batch) over all of `batch` without gradient: [T, ...] on the CPU.
+
+    shares: its model computes common beginnings of sequences once (`shares_beginnings`), so that sessions of several
+    transcripts are planned by their distinct tokens.
+    """
+    return forward_columns(lambda micro: [forward(micro)], batch, max_tokens, device, shares=shares)[0]
 
 
 def forward_columns(
-    forward: Callable[[RaggedBatch], Sequence[torch.Tensor]], batch: RaggedBatch, max_tokens: int, device: torch.device
+    forward: Callable[[RaggedBatch], Sequence[torch.Tensor]],
+    batch: RaggedBatch,
+    max_tokens: int,
+    device: torch.device,
+    *,
+    shares: bool,
 ) -> list[torch.Tensor]:
     """Do as `forward_tokens` with a function that gives several columns [T, ...] of a micro-batch."""
-    plan = micro_batches(batch, max_tokens)
+    plan = micro_batches(batch, max_tokens, device if shares else None)
     rounds = max(1, all_max(len(plan), device))  # asked before, as every forward is a call of all ranks, too
     with torch.no_grad():
         results = [[one.cpu() for one in forward(to_device(batch.select(rows), device))] for rows in plan]

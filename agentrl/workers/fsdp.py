@@ -160,7 +160,9 @@ class FSDPPolicy(Learner[TokenScores]):
             return [score for score in self.forward(micro, needs) if score is not None]
 
         with self.offload:
-            found = forward_columns(scores, batch, self.log_prob_max_tokens, self.device)
+            found = forward_columns(
+                scores, batch, self.log_prob_max_tokens, self.device, shares=self.shared_on is not None
+            )
         named = ["logprobs", *(name for name in TokenScores._fields if name in needs)]
         return TokenScores(**dict(zip(named, found, strict=True)))
 
@@ -308,7 +310,8 @@ class FSDPCritic(Learner[torch.Tensor]):
     def values(self, batch: RaggedBatch) -> torch.Tensor:
         """Return [T] float32 on the CPU; see `CriticBackend`."""
         with self.offload:
-            return forward_tokens(lambda micro: self.forward(micro, frozenset()), batch, self.max_tokens, self.device)
+            forward = partial(self.forward, needs=frozenset())
+            return forward_tokens(forward, batch, self.max_tokens, self.device, shares=self.shared_on is not None)
 
     def second(self) -> Twice | None:
         """Describe a second computation of the values; None where there is none."""
@@ -355,7 +358,8 @@ class FSDPScores(Learner[torch.Tensor]):
     def scores(self, batch: RaggedBatch) -> torch.Tensor:
         """Return [T] float32 on the CPU, without gradient: each sequence's score at its last token, 0 elsewhere."""
         with self.offload:
-            return forward_tokens(lambda micro: self.forward(micro, frozenset()), batch, self.max_tokens, self.device)
+            forward = partial(self.forward, needs=frozenset())
+            return forward_tokens(forward, batch, self.max_tokens, self.device, shares=self.shared_on is not None)
 
     def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the model as a sequence classifier with one label; every rank must call it."""

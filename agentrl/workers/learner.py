@@ -27,6 +27,7 @@ from agentrl.config.registries import CHECKPOINT_WRITERS
 from agentrl.errors import CheckpointError
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel, ScoreModel, ValueModel
+from agentrl.model.packed import shares_beginnings
 from agentrl.model.scores import Compare, Needs
 from agentrl.model.sharded_load import read_weights
 from agentrl.optim.optimizer import Optim
@@ -35,14 +36,13 @@ from agentrl.parallel.gradients import add_up, clip, total_norm
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, give_back, offloading
 from agentrl.parallel.shard import decoder_layers, shard
-from agentrl.runtime.ranks import shares
 from agentrl.system.json_value import JSON
 from agentrl.system.publish import flush_to_disk
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import MiniBatch, Settings, StepReport
 from agentrl.workers.forward import filler, to_device
 from agentrl.workers.passes import Part, Pass
-from agentrl.workers.plan import micro_batches
+from agentrl.workers.plan import micro_batches, rank_shares
 
 logger = logging.getLogger(__name__)
 Found = TypeVar("Found")
@@ -99,6 +99,11 @@ class Learner(Generic[Found]):
         """
 
     @property
+    def shared_on(self) -> torch.device | None:
+        """Return this rank's device, where the model computes common beginnings of sequences once there."""
+        return self.device if shares_beginnings(self._base) else None
+
+    @property
     def is_whole(self) -> bool:
         """Say whether this rank has all of the model, as transformers' own has it."""
         mesh = self.mesh
@@ -141,7 +146,7 @@ class Learner(Generic[Found]):
             local(param.detach()).copy_(part)
 
     def share_of(self, sequences: Sequences) -> RaggedBatch:
-        return sequences.select(shares(sequences.lengths.tolist(), self.mesh.data)[self.mesh.data_rank]).load()
+        return sequences.select(rank_shares(sequences, self.mesh.data, self.shared_on)[self.mesh.data_rank]).load()
 
     def sum(self, values: torch.Tensor) -> list[float]:
         found: list[float] = self.mesh.sum(values.to(self.device)).tolist()
@@ -152,7 +157,7 @@ class Learner(Generic[Found]):
 
         A strategy of yours may pack otherwise. Ranks may differ in the number of passes.
         """
-        return micro_batches(mine, self.max_tokens)
+        return micro_batches(mine, self.max_tokens, self.shared_on)
 
     def step(self, mini: MiniBatch[Found], step: float) -> StepReport:
         with self.offload:

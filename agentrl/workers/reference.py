@@ -12,6 +12,7 @@ from agentrl.config.sections.parallel import Parallel
 from agentrl.engines.inspection import sample_checksum
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel
+from agentrl.model.packed import shares_beginnings
 from agentrl.model.plain import PlainModel, Twice
 from agentrl.model.scores import TokenScores
 from agentrl.model.sharded_load import open_model, read_weights
@@ -61,7 +62,8 @@ class ReferenceWorker:
     @on_device
     def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """Return ([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; no metrics)."""
-        return forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device), {}
+        shares = shares_beginnings(self.model.base)
+        return forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device, shares=shares), {}
 
     @on_device
     def recompute_reference(self, sequence: Sequences, temperature: float, compare: Comparison) -> Report:

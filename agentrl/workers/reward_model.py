@@ -11,7 +11,7 @@ from agentrl.config.sections.parallel import Parallel
 from agentrl.config.sections.reward import RewardModelConfig, ScoreModelConfig
 from agentrl.errors import ConfigError
 from agentrl.model.heads import ScoreModel
-from agentrl.model.packed import use_packed_attention
+from agentrl.model.packed import shares_beginnings, use_packed_attention
 from agentrl.model.sharded_load import read_weights
 from agentrl.parallel.collectives import world_size
 from agentrl.parallel.mesh import Mesh
@@ -42,7 +42,8 @@ class RewardModelWorker:
             found: torch.Tensor = self.model(micro.ids, micro.offsets)
             return found
 
-        return forward_tokens(scores, batch, self._max_tokens, self.device), {}
+        shares = shares_beginnings(self.model.base)
+        return forward_tokens(scores, batch, self._max_tokens, self.device, shares=shares), {}
 
 
 def open_classifier(config: ScoreModelConfig, dtype: str, device: str | torch.device) -> PreTrainedModel:

@@ -16,7 +16,7 @@ from agentrl.config.sections.distillation import DistillationConfig, TeacherConf
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.parallel import Parallel
 from agentrl.errors import ConfigError, TrainingError
-from agentrl.model.packed import loading
+from agentrl.model.packed import loading, shares_beginnings
 from agentrl.model.plain import PlainModel, Twice
 from agentrl.model.teacher import open_teacher, read_head
 from agentrl.observe.report import Report
@@ -185,7 +185,8 @@ class LoadedTeacher:
             return found
 
         with self._offload:
-            return forward_tokens(scores, batch, self._max_tokens, self._device)
+            shares = shares_beginnings(self.model.base)
+            return forward_tokens(scores, batch, self._max_tokens, self._device, shares=shares)
 
     def recompute(self, micro: RaggedBatch, compare: Comparison) -> Report:
         """See `TeacherWorker.recompute`."""

@@ -53,6 +53,16 @@ def test_tokens_masks_logprobs_and_ids_are_those_of_the_transcripts() -> None:
     assert dtypes == [torch.int64, torch.int64, torch.bool, torch.float32, torch.float32]
 
 
+def test_own_tokens_are_those_that_no_earlier_transcript_begins_with() -> None:
+    whole = transcript("s4", "o2", "s3")
+    fork, beginning, equal, other = transcript("s4", "o1", "s2"), transcript("s4"), transcript("s4", "o1"), transcript()
+    fork.ids[7] += 1
+    other.append_sampled([7, 8], [-1.0, -1.0], [VersionSpan(3, 0, 2)])
+    parts = [trajectory(whole, fork, beginning, equal, other), trajectory(transcript("s2"))]
+    batch = from_trajectories(parts, turn_reward_coef=1.0)
+    assert batch.sequences["own_tokens"].tolist() == [11, 2, 0, 0, 2, 4]
+
+
 def test_a_baseline_is_not_trained_on_and_keeps_its_place() -> None:
     parts = [trajectory(transcript("s1")), trajectory(transcript("s1"), baseline=True), trajectory(transcript("s1"))]
     assert from_trajectories(parts, turn_reward_coef=1.0, first=3).trajectory.tolist() == [3, 5]

@@ -75,7 +75,8 @@ class ActorConfig(Section):
     """Passes over each batch."""
     ppo_max_token_len_per_gpu: MicroBatch = MICRO_BATCH
     """Tokens a micro-batch and rank (with ulysses_sequence_parallel_size, ranks share one); changes memory, never the
-    result. auto: on a GPU the largest of 8192, 16384, 32768 and 65536 that fits by the plan, on a CPU the default."""
+    result. Tokens that transcripts of a session share count once where they are computed once (performance.md). auto:
+    on a GPU the largest of 8192, 16384, 32768 and 65536 that fits by the plan, on a CPU the default."""
     clip_ratio: Annotated[
         float | None,
         clips("clip_ratio"),
