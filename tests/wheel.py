@@ -98,7 +98,11 @@ def run_wheel(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
     def run(words: Sequence[str], cwd: Path) -> None:
         assert server.stdin is not None and server.stdout is not None
-        environment = {**os.environ, "PYTHONPATH": str(installed)}  # as the test has changed it
+        # As the test has changed it; the checkout stays off the import path.
+        further = [
+            path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(PROJECT))
+        ]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), *further])}
         said.unlink(missing_ok=True)
         server.stdin.write(json.dumps([list(words), str(cwd), environment, [str(said)] * 2]) + "\n")
         server.stdin.flush()

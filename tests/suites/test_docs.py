@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,11 +23,17 @@ MODULE = ["-m", "agentrl.evaluate"]
 
 @pytest.mark.slice(0, "long run")
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("wheel", "package")
+@pytest.mark.usefixtures("wheel")
 def test_the_commands_of_the_page_run(
-    run_wheel: Run, policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judge: tuple[object, list[str]]
+    run_wheel: Run,
+    policy_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    judge: tuple[object, list[str]],
+    package: Any,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(package.__file__).parent.parent))
     assert write_files("docs/evaluate.md", tmp_path) == ["shorter.py", "my_suite.py"]
     run_of(tmp_path / "runs/mine", {step: [recorded(step, 0, k, 1.0, str(k)) for k in range(2)] for step in (1, 12)})
     (tmp_path / "data/gsm8k").mkdir(parents=True)
