@@ -55,7 +55,7 @@ class Compactor:
     def __post_init__(self) -> None:
         episode = self.episode
         self.opening = list(episode.messages)
-        request = episode.context.chat.render([self._request], episode.tools)
+        request = episode.context.chat.render([self._request], [])  # the window has its tools already
         self.reserved = episode.reserved = len(request) + self.rules.max_summary_tokens
         for name in COUNTS:
             episode.trajectory.metrics.setdefault(name, 0.0)

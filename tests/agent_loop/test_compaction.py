@@ -116,7 +116,7 @@ async def test_the_last_turns_stay_as_far_as_they_fit(run: Run, keep: int, expec
 @pytest.mark.parametrize("is_react", [False, True])
 async def test_a_turn_whose_answer_did_not_fit_goes_on_with_all_of_it(run: Run, is_react: bool) -> None:
     """The window holds one turn and a part of the second one's answer."""
-    window = 615 if is_react else 335
+    window = 615 if is_react else 290
     b, policy, found = await run(replace(RULES, threshold=1.0, keep_turns=0), window, looks=2, is_react=is_react)
     first, second = (b.chat.decode(one.ids) for one in found.transcripts[:2])
     assert policy.asked == [2] and "[cut" in first[first.index("value of 2") :]
@@ -145,7 +145,7 @@ async def test_a_summary_that_is_none_ends_the_trajectory_as_its_window_would(ru
 
 async def test_a_summary_that_leaves_no_room_ends_it_too(run: Run) -> None:
     rules = replace(RULES, max_summary_tokens=220, keep_turns=0)
-    _, policy, found = await run(rules, window=470, summary="It is a long one. " * 12)
+    _, policy, found = await run(rules, window=430, summary="It is a long one. " * 12)
     assert found.status is Status.LENGTH and found.metrics["compaction_failed"] == 1.0, policy.asked
 
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from agentrl.agent_loop.base import Episode
+from agentrl.agent_loop.compaction import Compaction
 from agentrl.agent_loop.registry import FunctionLoop
 from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
@@ -84,11 +85,13 @@ async def life(
     interactions: Mapping[str, Interaction] | None = None,
     row: Sample = ROW,
     script: Sequence[str] = SCRIPT,
+    compaction: Compaction | None = None,
+    **limits: int,
 ) -> tuple[Trajectory, int, list[Entry], list[str]]:
     """The trajectory of a process that finds the entries: itself, its turns that were sampled, all entries, notes."""
     entries, notes = list(recorded), list[str]()
-    bench = make(script, tools, interactions=interactions or {"gsm8k": Gsm8kInteraction({}, "gsm8k")})
-    context = bench.scheduler.context
+    bench = make(script, tools, interactions=interactions or {"gsm8k": Gsm8kInteraction({}, "gsm8k")}, **limits)
+    bench.scheduler.context = context = replace(bench.scheduler.context, compaction=compaction)
     on_resume = on_resume_of(context.tools, context.interactions)
     journal = CallJournal("t/0", entries.append, live(recorded), on_resume, notes.append)
     done = 0 if notes else sum(one.who.startswith("engine") for one in live(recorded))
@@ -373,3 +376,24 @@ def test_the_earlier_name_works_in_classes_and_files(tmp_path: Path, monkeypatch
         ConfigError, match=r"tools\[0\] \(earlier.plain\): `after_kill` and `on_resume` are the same key"
     ):
         ToolSet.from_yaml(tmp_path / "tools.yaml")
+
+
+async def test_summaries_are_not_sampled_twice(bench: MakeBench) -> None:
+    """The window holds two turns: three summaries stand between the calls."""
+    look = [call("add", a=number, b=1) for number in range(4)]
+    script = [*look[:2], "Twice, to 2.", look[2], "Three times, to 3.", look[3], "Four times, to 4.", "#### 5"]
+    rules = Compaction(0.6, 1, 32, train_summary=True, request="Sum up.")
+
+    async def one(recorded: list[Entry]) -> tuple[Trajectory, int, list[Entry], list[str]]:
+        return await life(
+            bench, [plain_adding()], recorded, row=sample(), script=script, compaction=rules, max_model_len=225
+        )
+
+    whole, sampled, entries, _ = await one([])
+    assert (whole.status, whole.score, sampled) == (Status.COMPLETED, 1.0, len(script))
+    assert len(whole.transcripts) == whole.metrics["compactions"] + 1 == 4
+    for killed in range(len(entries) + 1):
+        found, sampled, after, notes = await one(entries[:killed])
+        assert told(found) == told(whole) and found.metrics["compactions"] == 3 and not notes
+        assert sampled == len(script) - sum(one.who.startswith("engine") for one in entries[:killed])
+        assert len(after) == len(entries)
