@@ -16,7 +16,7 @@ from tests.structure.counts import files_in_circles
 from tests.structure.files import File, read
 
 PROJECT = Path(__file__).resolve().parent.parent
-BROUGHT = ("verl", "trl", "view", "replay", "environments", "suites")
+BROUGHT = ("verl", "trl", "view", "replay", "environments", "serve", "suites")
 """Annexes that the core does without, and finds by their entry points."""
 ENTRANCES = {"__init__", "__main__"}
 """Modules of the package itself, which may import every room."""

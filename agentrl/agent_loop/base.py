@@ -127,6 +127,9 @@ class AgentLoop(ABC):
     on_resume: ClassVar[Literal["answers", "none"]] = "answers"
     """After a kill, `answers` calls `run` again from its start with the recorded answers of engine, tools and
     interactions; every other effect happens again. With `none`, the trajectory restarts."""
+    waits_for_people: ClassVar[bool] = False
+    """True: it serves people, by requests to the engine of its own, and its trajectories end when these choose, e.g.
+    with their feedback. They have no deadline, and no warning tells that none has ended."""
     takes_images: ClassVar[bool] = True
     """True: images in a row's prompt reach the model. Under any other loop a row with images is refused."""
 
@@ -221,6 +224,9 @@ class Episode:
     """Calls from before the first assistant turn, which are recorded with it."""
     reserved: int = 0
     """Tokens of the window that stay free, for a summary."""
+    takes_version: Callable[[int], bool] = lambda version: True
+    """Says whether a batch can train in time on tokens of this version that were sampled before the trajectory began.
+    The trajectory is then taken to have no older ones."""
 
     @property
     def transcript(self) -> Transcript:

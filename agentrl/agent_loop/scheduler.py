@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -68,6 +69,8 @@ class Request:
     """Called when it has a place and begins; nothing of it was asked of the engine before."""
     journal: CallJournal | None = None
     """See `Episode.journal`."""
+    takes_version: Callable[[int], bool] = lambda version: True
+    """See `Episode.takes_version`."""
 
 
 @dataclass(slots=True)
@@ -125,8 +128,9 @@ class Scheduler:
                 stack.push_async_callback(loop.close)
 
     def waiting_for(self) -> dict[str, int]:
-        """Count the running trajectories by what they wait for, most frequent first."""
-        return dict(Counter(episode.waiting_for.split(" (")[0] for episode in self.running.values()).most_common())
+        """Count the running trajectories that wait for no people by what they wait for, most frequent first."""
+        running = (one for one in self.running.values() if not self.loops[one.sample.agent_name].waits_for_people)
+        return dict(Counter(episode.waiting_for.split(" (")[0] for episode in running).most_common())
 
     async def _run_one(
         self, request: Request, group: _Group, on_end: Callable[[Trajectory], None] | None
@@ -212,6 +216,7 @@ class Scheduler:
             seed=seed_of(request.seed, attempt),
             session=f"{request.uid}.{attempt}",
             journal=request.journal,
+            takes_version=request.takes_version,
         )
         self.running[episode.session] = episode
         CURRENT_EPISODE.set(episode)
@@ -241,7 +246,7 @@ class Scheduler:
         # it ends without a score. Not `within`, for which see agentrl.system.deadline.
         deadline: asyncio.Timeout | None = None
         try:
-            async with self.clock.timeout(self.trajectory_timeout) as deadline:
+            async with self.clock.timeout(math.inf if loop.waits_for_people else self.trajectory_timeout) as deadline:
                 try:
                     await await_user_code(name, loop.code, lambda: loop.run(episode), passing=(RequestError,))
                 except BaseException:

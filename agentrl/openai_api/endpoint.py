@@ -279,7 +279,7 @@ class Endpoint:
 
     async def _models(self, token: str) -> dict[str, JSON]:
         names = list(self._find(token).episode.context.roles) or [MODEL]
-        models: list[JSON] = [_model(name) for name in names]
+        models: list[JSON] = [describe_model(name) for name in names]
         return {"object": "list", "data": models, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
     async def _one_model(self, token: str, name: str) -> Mapping[str, JSON]:
@@ -287,7 +287,7 @@ class Endpoint:
         roles = session.episode.context.roles
         if roles and (problem := problem_of([name], roles)) is not None:
             raise ApiError(404, f"model: {problem}.", param="model", code="model_not_found")
-        return _model(name)
+        return describe_model(name)
 
     async def _complete(self, token: str, request: Request) -> Response:
         body = await request.body()
@@ -309,7 +309,7 @@ class Endpoint:
             completion = await _result(session, task)
         finally:
             leaving.cancel()
-        return await beside_loop(completion.size, lambda: _json(dialect.answer(completion)))
+        return await beside_loop(completion.size, lambda: json_answer(dialect.answer(completion)))
 
     def _count_dropped(self, session: Session, dropped: Mapping[str, str]) -> None:
         """Count what was dropped from a request by name, and say it once. Names may be the policy's: few are kept."""
@@ -335,7 +335,7 @@ class Endpoint:
     async def _count_tokens(self, token: str, request: Request) -> Response:
         session = self._find(token)
         try:
-            return _json({"input_tokens": await session.count_tokens(await request.body(), dialect_of(request))})
+            return json_answer({"input_tokens": await session.count_tokens(await request.body(), dialect_of(request))})
         except ApiError as error:
             self._refused(session, error, dialect_of(request))
             raise
@@ -347,7 +347,7 @@ class Endpoint:
         """
         session = self._find_reported(token, FEEDBACK)
         try:
-            value = from_json(await _report(request), allow_inf_nan=False)
+            value = from_json(await report_body(request), allow_inf_nan=False)
             if not isinstance(value, dict):
                 raise TypeError(f"expected an object of names and numbers, found {value!r:.80}")
             response = value.pop("response", None)
@@ -366,7 +366,7 @@ class Endpoint:
             refusal = ApiError(400, f"feedback: {error}", code="invalid_value")
             session.refused(refusal)
             raise refusal from None
-        return _json({"taken": sorted(value)})
+        return json_answer({"taken": sorted(value)})
 
     async def _connect(self, request: Request) -> Response:
         """Send a program its sessions, a line each, until it leaves."""
@@ -391,7 +391,7 @@ class Endpoint:
 
     async def _result(self, token: str, request: Request) -> Response:
         """Take the result of a session that a program was sent: numbers as feedback has them, or an `error`."""
-        body, job = await _report(request), self.queue.settle(token)
+        body, job = await report_body(request), self.queue.settle(token)
         if job is None:
             self._find_reported(token, RESULT)
             raise ApiError(404, "This session ends with its agent, which returns its result.", code="unknown_url")
@@ -404,7 +404,7 @@ class Endpoint:
         except (TypeError, ValueError) as error:
             job.fail(AgentError(f"agent: {error}", str(error)))
             raise ApiError(400, f"result: {error}", code="invalid_value") from None
-        return _json({"ended": True})
+        return json_answer({"ended": True})
 
     async def _refuse(self, token: str, path: str, request: Request) -> NoReturn:
         """Refuse an unknown route, and list the known routes."""
@@ -419,7 +419,7 @@ class Endpoint:
         raise refusal
 
 
-async def _report(request: Request) -> bytes:
+async def report_body(request: Request) -> bytes:
     body = await request.body()
     if len(body) > MAX_REPORT:
         raise ApiError(413, f"expected a report of at most {MAX_REPORT:,} bytes, found {len(body):,}")
@@ -530,19 +530,19 @@ def _elsewhere(body: bytes, dialect: Dialect) -> str:
     return ""
 
 
-def _model(name: str) -> dict[str, JSON]:
+def describe_model(name: str) -> dict[str, JSON]:
     """Describe a model as both OpenAI and Anthropic do."""
     openai: dict[str, JSON] = {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
     return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
-def _json(value: object, status: int = 200, **headers: str) -> Response:
+def json_answer(value: object, status: int = 200, **headers: str) -> Response:
     return Response(encoded(value), status, headers, media_type="application/json")
 
 
 def _answer(error: ApiError, dialect: Dialect = CHAT) -> Response:
     """Make the answer; clients read in its header that the same request would fail again."""
-    return _json(dialect.error(error), error.status, **{"x-should-retry": "false"})
+    return json_answer(dialect.error(error), error.status, **{"x-should-retry": "false"})
 
 
 def _refusal(status: int, detail: str, dialect: Dialect = CHAT) -> Response:

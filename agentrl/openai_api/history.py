@@ -46,6 +46,10 @@ class History(Generic[Owner]):
         """Store a checkpoint under the digest of its messages."""
         self._known.setdefault(digest, []).append(checkpoint)
 
+    def items(self) -> Iterable[tuple[Digest, Sequence[Checkpoint[Owner]]]]:
+        """Return all checkpoints with the digests of their messages."""
+        return self._known.items()
+
     def find(self, messages: Sequence[Message], digests: Sequence[Digest]) -> list[Checkpoint[Owner]]:
         """Find the checkpoints of the longest beginning of `messages` from which the rest can be appended, oldest
         first.

@@ -303,6 +303,15 @@ class Session:
 
     async def close(self) -> None:
         """End the running calls; later ones get "unknown session"."""
+        await self._end_calls()
+        for branch in self._branches:
+            branch.tip = None  # Without this circle the record ends when its last user does.
+            branch.episode.transcript.score = branch.score
+            await self.episode.context.engine.release(branch.episode.session)
+        self._history = History()
+
+    async def _end_calls(self) -> None:
+        """End the running calls, and remove answers that no client took."""
         self.closed = True
         running = dict(self._tasks)
         for task, call in running.items():
@@ -312,11 +321,6 @@ class Session:
             if not call.delivery.whole:
                 self._take_back(call.branches, call.delivery.tokens)
         self._answered.clear()
-        for branch in self._branches:
-            branch.tip = None  # Without this circle the record ends when its last user does.
-            branch.episode.transcript.score = branch.score
-            await self.episode.context.engine.release(branch.episode.session)
-        self._history = History()
 
     def transcripts(self) -> list[SessionTranscript]:
         """Return the transcripts of the session, which is closed, in the order in which they were opened."""

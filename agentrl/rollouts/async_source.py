@@ -118,6 +118,7 @@ class AsyncSource:
         """Groups that were begun; None: it had ended in a process before."""
         self._changed = asyncio.Event()
         rollouts.on_loss = self._changed.set
+        rollouts.takes_version = self._takes_version
         self._error: BaseException | None = None
         """The error that ended a group."""
         self._is_paused = self._loaded = False
@@ -421,8 +422,8 @@ class AsyncSource:
             self._is_locked = True
 
     async def _pause(self) -> None:
-        """Hold an engine that has requests of groups that continue."""
-        if self.schedule.is_open:
+        """Hold an engine that has requests of groups that continue, or that people ask."""
+        if self.schedule.is_open or self.rollouts.serves_people:
             self._is_paused = True
             await self.rollouts.pause()
 
@@ -473,6 +474,13 @@ class AsyncSource:
         except Exception as error:
             self._fail(error)
         self._changed.set()
+
+    def _takes_version(self, ordinal: int, version: int) -> bool:
+        """Let tokens of an open group be as old as `version`, which is not served any more; False: no batch could train
+        on them in time."""
+        before = self.schedule
+        self.schedule = before.restore(ordinal, None, version) if version <= before.version else before
+        return self.schedule is not before
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error

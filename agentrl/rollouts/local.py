@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -225,6 +226,9 @@ class LocalRollouts:
         """See `RolloutRunner.needs_weights`."""
         self.on_loss: Callable[[], object] = lambda: None
         """Never called: in one process nothing can die but the run itself."""
+        self.serves_people = any(one.waits_for_people for one in scheduler.loops.values())
+        self.takes_version: Callable[[int, int], bool] = lambda ordinal, version: True
+        """See `RolloutRunner.takes_version`."""
         self.is_broken = False
         frees = config.actor_rollout_ref.rollout.free_cache_engine
         self._in_flight = engine if isinstance(engine, InFlightEngine) and not frees else None
@@ -309,7 +313,13 @@ class LocalRollouts:
         # The oldest first, which are due first. Without a log a step waits for all of them.
         priority = 0 if log is None else work.ordinal
         requests = [
-            replace(request, group=work.ordinal, on_begin=begins, params=replace(request.params, priority=priority))
+            replace(
+                request,
+                group=work.ordinal,
+                on_begin=begins,
+                params=replace(request.params, priority=priority),
+                takes_version=partial(self.takes_version, work.ordinal),
+            )
             for request in self.requests(work.task, work.number, work.sample)
         ]
         # Experts of tokens are not written down.
@@ -547,8 +557,9 @@ class LocalRollouts:
         before = -1
         while True:
             await asyncio.sleep(STALL_SECONDS)
-            if ended() == before:
-                waiting = ", ".join(f"{count} for {what}" for what, count in self.scheduler.waiting_for().items())
+            found = self.scheduler.waiting_for()
+            if ended() == before and (found or not self.scheduler.running):
+                waiting = ", ".join(f"{count} for {what}" for what, count in found.items())
                 self.reporter.warn(
                     f"{title}: no trajectory ended in {STALL_SECONDS:g} s; waiting: {waiting or 'scoring'}"
                 )

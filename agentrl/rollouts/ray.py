@@ -43,6 +43,8 @@ class RayRunner:
         self.reporter: Reporter = display
         self.loop = LoopThread("groups")
         self.on_loss: Callable[[], object] = lambda: None
+        self.serves_people = False
+        self.takes_version: Callable[[int, int], bool] = lambda ordinal, version: False
         self.in_flight_updates = maker.nodes is None or (rollout.serves and not rollout.free_cache_engine)
         self.needs_weights = False
         """See `RolloutRunner.needs_weights`."""

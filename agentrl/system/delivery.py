@@ -44,6 +44,11 @@ class Delivery:
         return self._whole if self._connection is None else self._connection.is_taken()
 
     @property
+    def is_under_way(self) -> bool:
+        """True where more of it may reach the client."""
+        return self._connection is not None and not self._connection.is_taken()
+
+    @property
     def tokens(self) -> int:
         """Number of the answer's tokens whose text the client is known to have been given.
 

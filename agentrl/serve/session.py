@@ -1,0 +1,173 @@
+"""One live session: a recorder of calls that is written down after each answer, and goes on in a later process.
+
+Its record is a trajectory as the journal writes it. Its state is what the record leaves out of the transcripts: their
+messages and tools, their seeds, and the places from which they can be continued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from pydantic_core import from_json, to_json
+
+from agentrl.agent_loop.base import Episode
+from agentrl.errors import DataError
+from agentrl.openai_api.completion import Completion
+from agentrl.openai_api.errors import ApiError
+from agentrl.openai_api.history import Checkpoint, Digest
+from agentrl.openai_api.session import Asked, Branch, Call, Session
+from agentrl.rollouts.journal import record_of, trajectories_in
+from agentrl.rollouts.staleness_scheduler import GroupStatus
+from agentrl.system.json_value import JSON, as_list, as_object
+from agentrl.system.threads import OwnThread
+from agentrl.tool import ToolSchema
+from agentrl.trajectory import Message, Status, Trajectory
+from agentrl.trajectory.picture import pictures_in
+from agentrl.trajectory.staleness import newest_version, oldest_version
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A session as the store has it."""
+
+    versions: tuple[int | None, int | None]
+    """Versions of the oldest and the newest sampled token."""
+    record: bytes
+    state: str
+
+
+class LiveSession(Session):
+    """Recorder of one client's calls."""
+
+    def __init__(
+        self,
+        episode: Episode,
+        tool_lists: dict[Digest, list[ToolSchema]],
+        thread: OwnThread,
+        *,
+        strict: bool,
+        on_answer: Callable[[LiveSession, Completion, Digest], None],
+    ) -> None:
+        """`on_answer(session, completion, history)`: called before an answer is sent, with the digest of the history
+        that ends with it.
+        """
+        super().__init__(episode, tool_lists, thread, strict=strict)
+        self._on_answer = on_answer
+        self.held = 0
+        """Requests that have found the session and are not placed yet."""
+
+    @property
+    def is_busy(self) -> bool:
+        """A request is being answered, or an answer is on its way."""
+        return bool(self.held or self._tasks or any(call.delivery.is_under_way for call in self._answered.values()))
+
+    @property
+    def is_lost(self) -> bool:
+        """The engine failed, or was told to stop: what the store has goes on."""
+        return self.over.is_set()
+
+    async def _answer(self, call: Call) -> Completion:
+        completion = await super()._answer(call)
+        self._on_answer(self, completion, call.branch.digest)
+        return completion
+
+    def _check_asked(self, asked: Asked) -> None:
+        super()._check_asked(asked)
+        if any(pictures_in(asked.messages)):
+            message = "A message has an image, and live sessions are recorded without images."
+            raise ApiError(400, message, param="messages", code="unsupported_value")
+
+    async def end(self) -> Written:
+        """End the session in this process, without answers that no client took; return what the store keeps."""
+        await self._end_calls()
+        written = self.written()
+        await self.close()
+        return written
+
+    def written(self) -> Written:
+        """Return the session as it is now. Raises DataError for parts that the journal cannot hold."""
+        trajectory = self.episode.trajectory
+        self.episode.finish(self.ending)
+        sample = self.episode.sample
+        record = record_of(0, sample, GroupStatus.SCORED, oldest_version([trajectory]), [trajectory])
+        if record is None:
+            raise DataError("a live session has images, experts of tokens or a teacher's prompt, which no record holds")
+        state = {
+            "ending": self.ending.value,
+            "requests": self._requests,
+            "replies": self._replies,
+            "prompts": dict(self._prompts),
+            "sampled": sorted(self.episode.sampled_texts),
+            "branches": [_state_of(branch, self._places_of(branch)) for branch in self._branches],
+        }
+        versions = oldest_version([trajectory]), newest_version([trajectory])
+        return Written(versions, record, to_json(state).decode())
+
+    def _places_of(self, branch: Branch) -> list[tuple[Digest, Checkpoint[Branch]]]:
+        """List the places of a branch's own conversation from which it can be continued."""
+        episode = branch.episode
+        return [
+            (digest, one)
+            for digest, places in self._history.items()
+            for one in places
+            if one.owner is branch
+            and one.tokens <= len(episode.transcript)
+            and list(one.messages) == episode.messages[: len(one.messages)]
+        ]
+
+    def resume(self, record: bytes, state: str) -> None:
+        """Go on as `written` has left the session. Raises DataError for another form."""
+        (trajectory,) = trajectories_in(record)
+        own = self.episode.trajectory
+        own.transcripts, own.turns, own.messages = trajectory.transcripts, trajectory.turns, trajectory.messages
+        own.metrics = trajectory.metrics
+        self.turns = sum(turn.role == "assistant" for turn in own.turns)
+        try:
+            self._resume(as_object(from_json(state)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"expected the state of a live session, found {state[:100]!r} ({error})") from error
+
+    def _resume(self, told: Mapping[str, JSON]) -> None:
+        self.ending = Status(str(told["ending"]))
+        self._requests, self._replies = cast(int, told["requests"]), cast(int, told["replies"])
+        self._prompts.update(cast(dict[str, int], told["prompts"]))
+        self.episode.sampled_texts.update(map(str, as_list(told["sampled"])))
+        for value in as_list(told["branches"]):
+            one = as_object(value)
+            episode = self.episode.branch(str(one["role"]), cast(int, one["seed"]))
+            episode.index = cast(int, one["index"])
+            episode.messages = cast(list[Message], list(as_list(one["messages"])))
+            episode.tools = cast(Sequence[ToolSchema] | None, one["tools"])
+            episode.assistant_turns = cast(int, one["turns"])
+            branch = Branch(episode, bytes.fromhex(str(one["digest"])), opened=str(one["opened"]))
+            for digest, messages, tokens, replied in cast(list[tuple[str, int, int, bool]], one["places"]):
+                place = Checkpoint(branch, tuple(episode.messages[:messages]), tokens, replied)
+                self._history.add(bytes.fromhex(digest), place)
+                if tokens == len(episode.transcript):
+                    branch.tip = place
+            self._branches.append(branch)
+
+
+def _state_of(branch: Branch, places: Sequence[tuple[Digest, Checkpoint[Branch]]]) -> dict[str, object]:
+    episode = branch.episode
+    return {
+        "index": episode.index,
+        "role": episode.role,
+        "seed": episode.seed,
+        "digest": branch.digest.hex(),
+        "opened": branch.opened,
+        "turns": episode.assistant_turns,
+        "messages": episode.messages,
+        "tools": episode.tools,
+        "places": [[digest.hex(), len(one.messages), one.tokens, one.replied] for digest, one in places],
+    }
+
+
+def fill(trajectory: Trajectory, record: bytes) -> None:
+    """Make a trajectory that has just begun the one of a record. Its names, its group and its row stay."""
+    (found,) = trajectories_in(record)
+    trajectory.transcripts, trajectory.turns, trajectory.messages = found.transcripts, found.turns, found.messages
+    trajectory.metrics |= found.metrics
+    trajectory.status = found.status

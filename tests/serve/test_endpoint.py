@@ -1,0 +1,311 @@
+"""The endpoint of live clients, by OpenAI's own client over loopback: sessions, keys, feedback, restarts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from agentrl.agent_loop import LoopContext
+from agentrl.chat import Chat
+from agentrl.engines.contract import SamplingParams
+from agentrl.observe.invariants import check_trajectory
+from agentrl.quickstart.tiny_policy import make_tiny_policy
+from agentrl.rollouts.journal import trajectories_in
+from agentrl.serve.endpoint import HEADER, LiveEndpoint
+from agentrl.serve.loop import begin_episode
+from agentrl.serve.options import LiveOptions
+from agentrl.serve.rows import LiveRows
+from agentrl.serve.store import Store
+from agentrl.tool.toolset import ToolSet
+from agentrl.trajectory import Trajectory
+from tests.agent_loop.conftest import LIMITS
+from tests.agent_loop.scripted_engine import ScriptedEngine
+
+CLIENT, OPERATOR = "the-key-of-clients", "the-key-of-the-operator"
+Talk = list[Any]
+
+
+@pytest.fixture(scope="session")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
+    return Chat.from_pretrained(str(make_tiny_policy(tmp_path_factory.mktemp("tiny"), seed=1)))
+
+
+@dataclass
+class Live:
+    """A server with its store, and both kinds of callers."""
+
+    chat: Chat
+    path: Path
+    now: float = 1000.0
+    engine: ScriptedEngine = field(init=False)
+    store: Store = field(init=False)
+    endpoint: LiveEndpoint = field(init=False)
+    client: openai.AsyncOpenAI = field(init=False)
+    http: httpx.AsyncClient = field(init=False)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[Live]:
+        """Serve until the end of the context; once more is a restart."""
+        self.engine = ScriptedEngine(self.chat, lambda session, turn: f"Answer {turn} to {session.split('/')[1][:9]}")
+        self.store = Store(self.path)
+        context = LoopContext(self.engine, self.chat, ToolSet.from_tools([]), {}, LIMITS)
+        begin = partial(begin_episode, context, LiveRows([])[0], SamplingParams(1))
+        options = LiveOptions(port=0, client_key=CLIENT, operator_key=OPERATOR)
+        self.endpoint = LiveEndpoint(options, self.store, self.chat, begin, lambda: None, lambda: self.now)
+        await self.endpoint.start()
+        url = f"{self.endpoint.url}/v1"
+        async with (
+            openai.AsyncOpenAI(base_url=url, api_key=CLIENT, max_retries=0) as self.client,
+            httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {OPERATOR}"}) as self.http,
+        ):
+            try:
+                yield self
+            finally:
+                await self.endpoint.close()
+                self.store.close()
+
+    async def say(self, talk: Talk, session: str | None = None, **more: Any) -> tuple[str, Talk]:
+        """Ask: (id of the session, the conversation with the answer)."""
+        headers = {} if session is None else {HEADER: session}
+        create = self.client.chat.completions.with_raw_response.create
+        answer = await create(model="policy", messages=talk, extra_headers=headers, **more)
+        return answer.headers[HEADER], [
+            *talk,
+            {"role": "assistant", "content": answer.parse().choices[0].message.content},
+        ]
+
+    async def give(self, **body: Any) -> httpx.Response:
+        return await self.http.post("/feedback", json=body)
+
+    def recorded(self, id: str) -> Trajectory:
+        """The session's trajectory, as the store has it."""
+        stored = self.store.find(id)
+        assert stored is not None and stored.record is not None
+        (found,) = trajectories_in(stored.record)
+        assert check_trajectory(found, self.chat.vocab_size) == []
+        return found
+
+
+@pytest.fixture
+def live(chat: Chat, tmp_path: Path) -> Live:
+    return Live(chat, tmp_path / "live.sqlite")
+
+
+def user(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+class TestSessions:
+    async def test_a_call_without_a_name_is_joined_by_its_history(self, live: Live) -> None:
+        async with live.serving():
+            one, talk = await live.say([user("Hi")])
+            other, _ = await live.say([user("Hi")])
+            again, talk = await live.say([*talk, user("And?")])
+            assert again == one != other
+            third, _ = await live.say([*talk, user("Then?")])
+            assert third == one
+        async with live.serving():
+            (transcript,) = live.recorded(one).transcripts
+            assert len([turn for turn in live.recorded(one).turns if turn.role == "assistant"]) == 3
+            assert sum(transcript.mask) == transcript.sampled_length
+
+    async def test_a_name_is_a_header_or_metadata(self, live: Live) -> None:
+        async with live.serving():
+            one, _ = await live.say([user("Hi")], "chat-7")
+            two, _ = await live.say([user("Something else")], metadata={"session_id": "chat-7"})
+            assert one == two == "chat-7"
+            assert len(live.recorded("chat-7").transcripts) == 2
+
+    async def test_two_clients_with_one_history_are_told_apart(self, live: Live) -> None:
+        live.chat.decode([0])
+        async with live.serving():
+            live.engine.script = lambda session, turn: "The same"
+            first, talk = await live.say([user("Hi")])
+            second, _ = await live.say([user("Hi")])
+            found = {(await live.say([*talk, user("And?")]))[0] for _ in range(2)}
+            assert found == {first, second}
+            further, _ = await live.say([*talk, user("And?")])
+            assert further not in found, "one that is asked again begins a session"
+
+    async def test_a_client_goes_on_after_a_restart(self, live: Live) -> None:
+        async with live.serving():
+            id, talk = await live.say([user("Hi")], tools=[ADD])
+            before = live.recorded(id).transcripts[0]
+        async with live.serving():
+            again, talk = await live.say([*talk, user("And?")], tools=[ADD])
+            assert again == id and not live.endpoint.open[id].is_lost
+            (transcript,) = live.recorded(id).transcripts
+            assert transcript.ids[: len(before)] == before.ids and len(transcript) > len(before)
+            assert transcript.logprobs[: len(before)] == before.logprobs
+            third, _ = await live.say([*talk, user("Then?")], id, tools=[ADD])
+            assert third == id and len(live.recorded(id).transcripts) == 1
+            assert len(live.engine.prompts[f"live/{id}.0"]) == 2, "the rest of it was sampled before"
+
+    async def test_a_silent_session_leaves_memory_and_comes_back(self, live: Live) -> None:
+        async with live.serving():
+            id, talk = await live.say([user("Hi")])
+            live.now += 10
+            await live.endpoint.rest(live.now - 20)
+            assert id in live.endpoint.open
+            await live.endpoint.rest(live.now - 5)
+            assert not live.endpoint.open
+            again, _ = await live.say([*talk, user("And?")])
+            assert again == id and len(live.recorded(id).transcripts) == 1
+
+    async def test_a_client_that_goes_on_after_the_training_begins_another_part(self, live: Live) -> None:
+        async with live.serving():
+            id, talk = await live.say([user("Hi")], "chat-7")
+            await live.endpoint.rest(live.now)
+            live.store.take(id, 3)
+            part, talk = await live.say([*talk, user("And?")], "chat-7")
+            assert part == "chat-7~2"
+            assert (await live.say([*talk, user("Then?")], "chat-7"))[0] == part
+            assert (await live.say([*talk, user("Then?")], part))[0] == part
+            unnamed, talk = await live.say([user("Ho")])
+            await live.endpoint.rest(live.now)
+            live.store.take(unnamed, 4)
+            assert (await live.say([*talk, user("And?")]))[0] not in (unnamed, part)
+
+    async def test_the_other_apis_continue_too(self, live: Live) -> None:
+        async with live.serving():
+            create = live.client.responses.with_raw_response.create
+            answer = await create(model="policy", input="Hi")
+            id, response = answer.headers[HEADER], answer.parse()
+            answer = await create(model="policy", input="And?", previous_response_id=response.id)
+            assert answer.headers[HEADER] == id
+            message = {"model": "policy", "max_tokens": 50, "messages": [user("Hi")]}
+            told = await live.http.post("/messages", json=message, headers={"authorization": "", "x-api-key": CLIENT})
+            assert told.status_code == 200 and told.headers[HEADER] not in ("", id)
+
+    async def test_a_stream_is_written_down_before_its_end(self, live: Live) -> None:
+        async with live.serving():
+            stream: Any = await live.client.chat.completions.create(model="policy", messages=[user("Hi")], stream=True)
+            id = stream.response.headers[HEADER]
+            said = "".join([piece.choices[0].delta.content or "" async for piece in stream])
+            assert said == f"Answer 0 to {id[:9]}"
+            assert live.recorded(id).turns[-1].text == said
+
+    async def test_an_engine_that_fails_costs_no_session(self, live: Live) -> None:
+        async with live.serving():
+            id, talk = await live.say([user("Hi")])
+            said, live.engine.script = live.engine.script, lambda session, turn: RuntimeError("injected")
+            with pytest.raises(openai.InternalServerError):
+                await live.say([*talk, user("And?")])
+            live.engine.script = said
+            await live.endpoint.rest(live.now - 1)
+            again, _ = await live.say([*talk, user("And?")], id)
+            assert again == id and len(live.recorded(id).transcripts) == 1
+
+
+class TestFeedback:
+    async def test_it_is_given_by_session_or_by_answer(self, live: Live) -> None:
+        async with live.serving():
+            id, _ = await live.say([user("Hi")])
+            assert (await live.give(session=id, value=1, id="k", comment="good")).json() == {
+                "session": id,
+                "status": "taken",
+            }
+            assert (await live.give(session=id, value=1, id="k")).json()["status"] == "already"
+            answer = await live.client.chat.completions.create(model="policy", messages=[user("Hi")])
+            told = (await live.give(response=answer.id, value=0.5)).json()
+            assert told["status"] == "taken" and told["session"] != id
+            assert live.store.find(told["session"]).score == 0.5  # type: ignore[union-attr]
+
+    async def test_it_survives_a_restart(self, live: Live) -> None:
+        async with live.serving():
+            id, _ = await live.say([user("Hi")])
+            await live.give(session=id, value=1)
+        async with live.serving():
+            assert live.store.ready(live.now, ()) == [(id, 3)]
+            assert (await live.give(session=id, value=1)).json()["status"] == "already"
+
+    @pytest.mark.parametrize(
+        ("body", "status"),
+        [
+            ({"session": "nobody", "value": 1}, 404),
+            ({"response": "chatcmpl-nothing", "value": 1}, 404),
+            ({"value": 1}, 400),
+            ({"session": "chat-7", "response": "x", "value": 1}, 400),
+            ({"session": "chat-7"}, 400),
+            ({"session": "chat-7", "value": "1"}, 400),
+            ({"session": "chat-7", "value": True}, 400),
+            ({"session": "chat-7", "value": 1e13}, 400),
+            ({"session": "chat-7", "value": 1, "comment": "x" * 4001}, 400),
+            ({"session": "chat-7", "value": 1, "id": ""}, 400),
+            ({"session": "chat-7", "value": 1, "score": 1}, 400),
+            ({"session": 7, "value": 1}, 400),
+            ([1], 400),
+        ],
+    )
+    async def test_bad_input_takes_nothing(self, live: Live, body: Any, status: int) -> None:
+        async with live.serving():
+            await live.say([user("Hi")], "chat-7")
+            told = await live.http.post("/feedback", json=body)
+            assert told.status_code == status, told.text
+            assert live.store.find("chat-7").score is None  # type: ignore[union-attr]
+            live.store.write_counts()
+            assert live.store.totals()["feedback_unknown" if status == 404 else "feedback_refused"] == 1
+
+
+class TestKeys:
+    async def test_a_clients_key_gives_no_feedback(self, live: Live) -> None:
+        async with live.serving():
+            id, _ = await live.say([user("Hi")])
+            for key, status in ((CLIENT, 403), ("another", 401), ("", 401)):
+                told = await live.http.post(
+                    "/feedback", json={"session": id, "value": 1}, headers={"authorization": f"Bearer {key}".strip()}
+                )
+                assert told.status_code == status
+            assert live.store.find(id).score is None  # type: ignore[union-attr]
+            live.store.write_counts()
+            assert live.store.totals()["wrong_keys"] == 3
+
+    @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "messages/count_tokens"])
+    async def test_nobody_asks_without_the_clients_key(self, live: Live, path: str) -> None:
+        async with live.serving():
+            told = await live.http.post(f"/{path}", json={"model": "policy", "messages": [user("Hi")]})
+            assert told.status_code == 401
+            assert (await live.http.get("/models")).status_code == 401
+            assert not live.store.sessions()
+
+    async def test_no_other_route_leads_to_a_session(self, live: Live) -> None:
+        async with live.serving():
+            id, _ = await live.say([user("Hi")], "chat-7")
+            url = live.endpoint.url
+            for path in (f"/{id}/v1/chat/completions", f"/{id}/v1/feedback", "/v1/sessions", "/v1/result"):
+                assert (await live.http.post(f"{url}{path}", json={"score": 1.0})).status_code == 404
+
+    @pytest.mark.parametrize("name", ["a b", "x" * 101, "a/b", "a~2", "~2"])
+    async def test_a_name_of_another_form_begins_no_session(self, live: Live, name: str) -> None:
+        async with live.serving():
+            with pytest.raises((openai.BadRequestError, openai.NotFoundError)):
+                await live.say([user("Hi")], name)
+            assert not live.store.sessions()
+
+
+async def test_prompts_are_counted_without_a_session(live: Live) -> None:
+    async with live.serving():
+        body = {"model": "policy", "messages": [user("Hi")]}
+        told = await live.http.post("/messages/count_tokens", json=body, headers={"authorization": f"Bearer {CLIENT}"})
+        assert told.json()["input_tokens"] > 0 and not live.store.sessions()
+
+
+async def test_a_message_with_an_image_is_refused(live: Live) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    async with live.serving():
+        with pytest.raises(openai.BadRequestError):
+            await live.say([{"role": "user", "content": [picture]}])
+
+
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
