@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from agentrl.observe.excerpt import visible
+from agentrl.offline.intervals import Floats, of_mean
 from agentrl.offline.scores import Earlier, Responses, Scores
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import OVERLONG
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-Z = 1.96
-"""Standard errors around a mean that hold 95 % of a normal distribution."""
 EQUAL = 1e-9
 """Relative difference up to which two rewards are the same."""
 LISTED = 20
@@ -115,7 +111,7 @@ class Comparison:
         first, second = np.array(self.first), np.array(self.second)
         count, difference = len(first), second - first
         alike = (first >= self.threshold) == (second >= self.threshold)
-        low, high = interval(difference, self.sizes)
+        low, high = of_mean(difference, self.sizes) or (None, None)
         pairs = math.sqrt(self.ordered[0] * self.ordered[1])
         return {
             "responses": count,
@@ -188,20 +184,6 @@ def signs(values: Floats) -> Floats:
     size = max(1.0, float(np.abs(values).max()))
     centred = values - values.mean()
     return np.where(np.abs(centred) <= EQUAL * size, 0.0, np.sign(centred))
-
-
-def interval(difference: Floats, sizes: Sequence[int]) -> tuple[float | None, float | None]:
-    """Return the ends of the 95 % interval of a mean over responses, which are alike within their groups.
-
-    The standard error is that of clusters (doi:10.1093/biomet/73.1.13); groups of one give the usual one.
-    """
-    groups = len(sizes)
-    if groups < 2:
-        return None, None
-    mean = float(difference.mean())
-    sums = np.add.reduceat(difference - mean, np.concatenate([[0], np.cumsum(sizes)[:-1]]))
-    half = Z * math.sqrt(groups / (groups - 1) * float((sums**2).sum())) / len(difference)
-    return mean - half, mean + half
 
 
 def rank_correlation(first: Floats, second: Floats) -> float | None:

@@ -7,16 +7,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
+
+import numpy as np
 
 from agentrl.errors import DataError
+from agentrl.offline.intervals import of_mean, of_share
 from agentrl.suites.contract import Suite
 from agentrl.system.json_value import JSON
 from agentrl.system.publish import published
 
 REPORT, SCORES = "report.json", "scores.jsonl"
-Z = 1.96
-"""Standard deviations around the mean that hold 95 % of a normal distribution."""
 COMPARED = ("suite", "version")
 """Fields in which two reports must agree."""
 
@@ -44,24 +45,13 @@ class Number:
     """Members of a group."""
 
 
-def interval(mean: float, count: int) -> tuple[float, float]:
-    """Return the 95 % Wilson score interval of a mean of `count` numbers from 0 to 1 (doi:10.2307/2276774).
-
-    For numbers between 0 and 1 it is wider than needed, as no such numbers vary more than zeros and ones.
-    """
-    spread = 1 + Z**2 / count
-    middle = (mean + Z**2 / (2 * count)) / spread
-    half = Z / spread * math.sqrt(max(mean * (1 - mean), 0.0) / count + Z**2 / (4 * count**2))
-    return max(middle - half, 0.0), min(middle + half, 1.0)
-
-
 def numbers_of(suite: Suite, scored: Sequence[Scored], wanted: Mapping[str, int]) -> dict[str, Number]:
     """Return the numbers of each part and group; `wanted`: tasks of each part."""
     found: dict[str, Number] = {}
     for part, count in wanted.items():
         scores = [one.score for one in scored if one.part == part and one.score is not None]
         mean = fmean(scores) if scores else None
-        found[part] = Number(mean, None if mean is None else interval(mean, len(scores)), len(scores), count)
+        found[part] = Number(mean, None if mean is None else of_share(mean, len(scores)), len(scores), count)
     for name, group in suite.groups.items():
         members = [found[member] for member in group.members if member in found]
         means = [member.mean for member in members if member.mean is not None]
@@ -126,13 +116,10 @@ def compare(first: Path, second: Path) -> list[list[str]]:
             if key[0] == part and score is not None and (another := others.get(key)) is not None
         ]
         if pairs:
-            differences = [another - score for score, another in pairs]
-            middle = fmean(differences)
-            half = Z * stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.inf
+            differences = np.array([another - score for score, another in pairs])
+            low, high = of_mean(differences, [1] * len(pairs)) or (-math.inf, math.inf)
             means = [f"{fmean(score for score, _ in pairs):.4f}", f"{fmean(another for _, another in pairs):.4f}"]
-            lines.append(
-                [part, str(len(pairs)), *means, f"{middle:+.4f}", f"{middle - half:+.4f} to {middle + half:+.4f}"]
-            )
+            lines.append([part, str(len(pairs)), *means, f"{differences.mean():+.4f}", f"{low:+.4f} to {high:+.4f}"])
     if not lines:
         raise DataError(f"{first} and {second} have no scored task in common")
     return lines

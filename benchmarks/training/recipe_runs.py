@@ -10,7 +10,6 @@ into PAGE, between `<!-- NAME -->` and `<!-- end of NAME -->` with `--name NAME`
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 
 from agentrl.observe.plot import plot_runs
 from agentrl.observe.tracking import read_metrics
+from agentrl.offline.intervals import of_share
 from agentrl.system.json_value import JSON
 from benchmarks.marked import replace_text
 from benchmarks.training.quickstart_seeds import GREEDY, number
@@ -57,11 +57,9 @@ class Run:
 
 
 def share(value: float, problems: int) -> str:
-    """Write a share with its interval: `61.5 % (51.5 to 70.6)`. Wilson's: doi:10.1080/01621459.1927.10502953."""
-    spread = 1.96**2 / problems
-    centre = (value + spread / 2) / (1 + spread)
-    half = math.sqrt(value * (1 - value) * spread + spread**2 / 4) / (1 + spread)
-    return f"{value * 100:.1f} % ({max(centre - half, 0) * 100:.1f} to {(centre + half) * 100:.1f})"
+    """Write a share with its interval: `61.5 % (51.5 to 70.6)`."""
+    low, high = of_share(value, problems)
+    return f"{value * 100:.1f} % ({low * 100:.1f} to {high * 100:.1f})"
 
 
 def table(runs: Sequence[Run]) -> str:

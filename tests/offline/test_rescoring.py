@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.evaluate import main
-from agentrl.offline.comparison import Comparison, interval
+from agentrl.offline.comparison import Comparison
+from agentrl.offline.intervals import of_mean
 from agentrl.offline.scores import Earlier, Responses, Scores
 from agentrl.trajectory import Cause, Status, Trajectory
 from agentrl.trajectory.parquet import write_trajectories
@@ -413,9 +414,9 @@ def test_ranks_are_by_their_definitions(pairs: list[tuple[float, float]]) -> Non
 def test_the_interval_counts_groups() -> None:
     """Responses of a group that are all alike are one observation; groups of one give the usual interval."""
     values = np.array([0.0, 1.0, 2.0, 5.0])
-    low, high = interval(values, [1, 1, 1, 1])
+    low, high = of_mean(values, [1, 1, 1, 1]) or (0.0, 0.0)
     assert low is not None and high is not None
     half = 1.96 * values.std(ddof=1) / 2
     assert (low, high) == pytest.approx((2.0 - half, 2.0 + half))
-    assert interval(np.repeat(values, 8), [8] * 4) == pytest.approx((low, high))
-    assert interval(values, [4]) == (None, None)
+    assert of_mean(np.repeat(values, 8), [8] * 4) == pytest.approx((low, high))
+    assert of_mean(values, [4]) is None

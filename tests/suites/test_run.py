@@ -12,6 +12,7 @@ import pytest
 from agentrl.agent_loop.single_turn import SingleTurnCallsLoop
 from agentrl.errors import DataError
 from agentrl.evaluate import main
+from agentrl.offline.intervals import of_share
 from agentrl.suites import gsm8k, reasoning_gym, report
 from agentrl.suites.contract import Group, Request, Suite, Tasks
 from agentrl.suites.report import Scored
@@ -71,9 +72,9 @@ def test_a_suite_is_run_scored_again_and_compared(
 
 
 def test_numbers_have_wilsons_interval() -> None:
-    assert report.interval(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
-    assert report.interval(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
-    assert report.interval(1.0, 1)[1] == 1.0
+    assert of_share(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert of_share(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert of_share(1.0, 1)[1] == 1.0
     suite = Suite(
         lambda request: Tasks((), ""),
         groups={"plain": Group(("a", "b")), "rows": Group(("a", "b"), by_rows=True), "lacking": Group(("a", "c"))},
