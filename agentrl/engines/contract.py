@@ -140,6 +140,15 @@ class EngineHealth:
     """The engine's own numbers, e.g. of healthy servers; they become metrics of each training step."""
 
 
+def trajectory_of(session: str) -> str:
+    """Name the trajectory that a session belongs to: the session's name up to the first dot after its last slash.
+
+    "train/3/17/5" of "train/3/17/5.0.2", which is a further transcript of the trajectory's first try.
+    """
+    group, slash, last = session.rpartition("/")
+    return group + slash + last.partition(".")[0]
+
+
 class RolloutEngine(Protocol):
     """Generates tokens for many sessions at once. All methods are coroutines of one event loop."""
 
@@ -151,7 +160,8 @@ class RolloutEngine(Protocol):
         images: Sequence[PlacedImage] = (),
         listener: Listener | None = None,
     ) -> Generation:
-        """Continue `ids`. `session` names the trajectory, so that its KV cache is found again on the next turn.
+        """Continue `ids`. `session` names the transcript, so that its KV cache is found again on the next turn. An
+        engine may find there what another session of the trajectory (`trajectory_of`) has in common with it.
 
         `images`: all images in `ids`. Loops leave the argument out without images, so an engine for text only needs
         no such parameter. `listener`: hears each id of the answer once and in order, before the answer is returned;

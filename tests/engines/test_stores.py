@@ -65,6 +65,23 @@ class TestStore:
                     assert torch.equal(found[1], torch.cat(both[1::2], dim=1))
         assert [store.used for store in stores] == [sum(a == at for a, _ in held.values()) for at in (0, 1)]
 
+    def test_columns_are_copied_from_row_to_row(self, make: Make) -> None:
+        store, _ = make(1 << 24)
+        first, second = Session("a"), Session("b")
+        written = []
+        for session in (first, second):
+            store.place(session)
+            store.extend([session], [2 * PAGE + 5])
+            places = store.places([session.row] * (2 * PAGE + 5), range(2 * PAGE + 5))
+            written.append([torch.randn(heads, 2 * PAGE + 5, width) for heads, width, _ in SHAPES])
+            for layer, (heads, _, other) in enumerate(SHAPES):
+                store.write(layer, places, written[-1][layer], torch.randn(heads, 2 * PAGE + 5, other))
+        store.copy_columns(second.row, first.row, PAGE + 3)
+        for layer in range(len(SHAPES)):
+            mine, its = (store.read(layer, session.row, PAGE + 3) for session in (second, first))
+            assert torch.equal(mine[0], its[0]) and torch.equal(mine[1], its[1])
+            assert torch.equal(store.read(layer, first.row, 2 * PAGE + 5)[0], written[0][layer])
+
     def test_memory_ends_before_its_limit_and_is_given_back(self, make: Make) -> None:
         limit = 40 * PAGE * BYTES
         one, other = make(limit)

@@ -2,6 +2,7 @@
 
 A session's cache has two parts. The first prompt's keys and values lie in a row of the prefix store that all sessions
 with the same prompt share. Later tokens lie in a row of the session's own. Columns count from the part's beginning.
+A session of a trajectory that has another one already begins with a copy of what both have in common.
 
 Where the model has mixers with a state, a row also holds their states after its last token. States, unlike keys and
 values, cannot be cut back. Copies of earlier ones are kept in a third store (`SessionCache.save`).
@@ -16,6 +17,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from agentrl.engines.contract import trajectory_of
 from agentrl.trajectory import PlacedImage
 
 COLUMNS = 64
@@ -89,6 +91,8 @@ class Prefix:
     rope: torch.Tensor | None = None
     """Positions as in that session."""
     shift: int = 0
+    is_cut: bool = False
+    """The beginning of another prefix: no prompt of a request ends with it, so that it has no `hidden`."""
 
     @property
     def held(self) -> int:
@@ -114,7 +118,7 @@ class Session:
     cached: int = 0
     """Number of first tokens whose keys and values are stored, the prefix included."""
     prompt_length: int = 0
-    """Length of the first prompt, which is shared with other sessions."""
+    """Length of the first prompt, or of its beginning, which is shared with other sessions."""
     prefix: Prefix | None = None
     row: int = -1
     stale: bool = False
@@ -134,6 +138,11 @@ class Session:
     """Position minus place of the tokens after its images."""
     saved: list[_Saved] = field(default_factory=list)
     """Saved states of later tokens than the first prompt's, in their order; its prefix holds the states after that."""
+    trajectory: str = field(init=False)
+    """See `trajectory_of`."""
+
+    def __post_init__(self) -> None:
+        self.trajectory = trajectory_of(self.name)
 
     @property
     def held(self) -> int:
@@ -199,6 +208,10 @@ class Store(Protocol):
 
     def read(self, layer: int, row: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the first columns' keys and values of a row: [K, columns, D] each."""
+        ...
+
+    def copy_columns(self, row: int, source_row: int, columns: int) -> None:
+        """Copy the first columns' keys and values of one row into another one, whose room has been made."""
         ...
 
     def copy_states(self, row: int, source: Store, source_row: int) -> None:
@@ -328,6 +341,12 @@ class KVRows:
                 second.row = row
 
     @torch.inference_mode()
+    def copy_columns(self, row: int, source_row: int, columns: int) -> None:
+        """Copy the first columns' keys and values of one row into another one."""
+        for tensor in (*self.keys, *self.values):
+            tensor[row, :, :columns] = tensor[source_row, :, :columns]
+
+    @torch.inference_mode()
     def copy_states(self, row: int, source: Store, source_row: int) -> None:
         """Copy the states of a row of another store into a row."""
         for ours, its in zip(self.states, source.states, strict=True):
@@ -429,9 +448,13 @@ class SessionCache:
     def attach(self, session: Session) -> None:
         """Give a session its rows, those it has or new ones, and keep them until it is unpinned.
 
-        A new row may evict the session or prompt that was attached longest ago.
+        A new row may evict the session or prompt that was attached longest ago. Keys and values come from another
+        session of the trajectory where at least half of the tokens are in common.
         """
         session.pinned = True
+        if session.prefix is None and self._borrow(session):
+            self.sessions[session.name] = self.sessions.pop(session.name)
+            return
         prefix = session.prefix
         if prefix is None:
             session.cached = 0
@@ -449,8 +472,72 @@ class SessionCache:
             self.own.place(session)
         # The dictionaries are in order of use.
         self.sessions[session.name] = self.sessions.pop(session.name)
-        self.prefixes.pop(prefix.ids, None)
-        self.prefixes[prefix.ids] = prefix
+        if not prefix.is_cut:
+            self.prefixes.pop(prefix.ids, None)
+            self.prefixes[prefix.ids] = prefix
+
+    def _borrow(self, session: Session) -> bool:
+        """Begin a session with keys and values of another one of its trajectory; False where none has enough.
+
+        The other one's first prompt is shared, or a copy of its beginning. What follows is copied.
+        """
+        of_trajectory = [one for one in self.sessions.values() if one.trajectory == session.trajectory]
+        others = [one for one in of_trajectory if one is not session]
+        if not others or self.own.states or session.images:
+            return False
+        found = [(self._in_common(session, one), one) for one in others]
+        common, other = max(found, key=lambda pair: pair[0])
+        known = self.prefixes.get(tuple(session.ids[: session.prompt_length]))
+        if 2 * common < len(session.ids) or (known is not None and known.held >= common):
+            return False
+        prefix, pinned = other.prefix, other.pinned
+        assert prefix is not None, "it has keys and values"
+        other.pinned = True  # its row is not to be evicted for this session's
+        try:
+            if common < len(prefix.ids):
+                self._evict(self.shared, self.prefixes.values())
+                prefix = self._cut(prefix, common)
+            self._begin(session, prefix, [*other.prompt_experts, *other.experts][:common])
+            self._evict(self.own, self.sessions.values())
+            self.own.place(session)
+            columns = common - len(prefix.ids)
+            self.own.extend([session], [columns])
+            self.own.copy_columns(session.row, other.row, columns)
+            session.cached = common
+        finally:
+            other.pinned = pinned
+        return True
+
+    def _in_common(self, session: Session, other: Session) -> int:
+        """Count the tokens with which a session begins and of which another one has keys and values.
+
+        At least one token has to run, for its logits.
+        """
+        ready = other.prefix is not None and other.prefix.ready
+        if other.stale or other.row < 0 or other.images or not ready:
+            return 0
+        return min(_common_length(session.ids, other.ids), other.cached, len(session.ids) - 1)
+
+    def _cut(self, prefix: Prefix, length: int) -> Prefix:
+        """Make a prefix of the first tokens of another one."""
+        made = Prefix(prefix.ids[:length], ready=True, is_cut=True, experts=prefix.experts[:length])
+        try:
+            self.shared.place(made)
+            self.shared.extend([made], [length])
+        except CacheFull:
+            self.shared.remove(made)
+            raise
+        self.shared.copy_columns(made.row, prefix.row, length)
+        return made
+
+    @staticmethod
+    def _begin(session: Session, prefix: Prefix, experts: Sequence[bytes]) -> None:
+        """Attach a session to a prefix that has keys and values. experts: of more tokens than it may have known."""
+        own = [*session.prompt_experts, *session.experts]
+        own += experts[len(own) :]
+        session.prefix, session.prompt_length = prefix, len(prefix.ids)
+        session.prompt_experts, session.experts = own[: len(prefix.ids)], own[len(prefix.ids) :]
+        prefix.sessions += 1
 
     def _evict(self, store: Store, holders: Iterable[Session | Prefix]) -> None:
         """Free the row of the least recently used holder of a full store that nobody needs now, if any."""

@@ -192,6 +192,14 @@ class PagedRows:
         )
         return key, value
 
+    @torch.inference_mode()
+    def copy_columns(self, row: int, source_row: int, columns: int) -> None:
+        """Copy the pages of the first columns' keys and values of one row into another one's."""
+        count = -(-columns // PAGE)
+        to, source = self._pages[row][:count], self._pages[source_row][:count]
+        for tensor in (*self.pool.keys, *self.pool.values):
+            tensor[to] = tensor[source]
+
     def copy_states(self, row: int, source: Store, source_row: int) -> None:
         """Do nothing: there are no states."""
 

@@ -1,8 +1,9 @@
 """Router of requests: a session goes to the server that has its prefix in the cache, unless that is crowded.
 
 A session keeps its server from its first request until `forget`, or until the server stops serving. A server that
-returns has an empty cache, so its sessions are placed again. A new session goes to its group's server, as the group
-shares a prompt. Both avoid a crowded server: its requests in flight are more than `CROWDED` times the least loaded
+returns has an empty cache, so its sessions are placed again. A new session goes to the server of its trajectory's other
+sessions, whose transcripts begin alike, or to its group's server, as the group shares a prompt. All avoid a crowded
+server: its requests in flight are more than `CROWDED` times the least loaded
 server's, and `SPARE` more. Waiting there costs more than computing the prefix again.
 All else goes to the least loaded server; of several, to the one with fewest sessions, so that servers fill evenly.
 
@@ -21,7 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from agentrl.engines.contract import EngineError
+from agentrl.engines.contract import EngineError, trajectory_of
 
 CROWDED = 1.5
 SPARE = 8
@@ -41,7 +42,8 @@ class NoServer(EngineError):
 class Router:
     """Chooses servers by their sessions, requests in flight and pace, in time logarithmic in the servers.
 
-    A session's group is its name up to the last slash: "train/3/17" of "train/3/17/5.0".
+    A session's group is its name up to the last slash: "train/3/17" of "train/3/17/5.0". Its trajectory is that of
+    `trajectory_of`.
     """
 
     def __init__(self) -> None:
@@ -52,8 +54,8 @@ class Router:
         """By session: its home, a server that serves."""
         self._sessions: dict[str, set[str]] = {}
         """By serving server: the sessions whose home it is."""
-        self._groups: dict[str, tuple[str, int]] = {}
-        """By group: the server of its last session, and the number of its sessions that have a home."""
+        self._last: dict[tuple[str, str], tuple[str, int]] = {}
+        """By trajectory and by group: the server of its last session, and how many of its sessions have a home."""
         self._loads: dict[str, int] = {}
         self._in_flight: Counter[tuple[str, str]] = Counter()
         """Requests by session and server."""
@@ -134,10 +136,10 @@ class Router:
             return
         self._sessions[server].discard(session)
         self._moved(server)
-        group = _group(session)
-        last, sessions = self._groups.pop(group)
-        if sessions > 1:
-            self._groups[group] = last, sessions - 1
+        for kin in _kin(session):
+            last, sessions = self._last.pop(kin)
+            if sessions > 1:
+                self._last[kin] = last, sessions - 1
 
     @property
     def loads(self) -> Mapping[str, int]:
@@ -183,16 +185,16 @@ class Router:
         return self._queue[0][1]
 
     def _place(self, session: str) -> str:
-        """Give the session a home: its group's server, or the least loaded one."""
+        """Give the session a home: its trajectory's server, its group's, or the least loaded one."""
         self.forget(session)
-        group = _group(session)
-        server, sessions = self._groups.get(group, ("", 0))
-        if not group or server not in self._serving or self._crowded(server):
-            server = self._least_loaded()
+        known = [self._last.get(kin, ("", 0)) for kin in _kin(session)]
+        fit = (server for server, _ in known if server in self._serving and not self._crowded(server))
+        server = next(fit, None) or self._least_loaded()
         self._home[session] = server
         self._sessions[server].add(session)
         self._moved(server)
-        self._groups[group] = server, sessions + 1
+        for kin, (_, sessions) in zip(_kin(session), known, strict=True):
+            self._last[kin] = server, sessions + 1
         return server
 
     def _least_loaded(self) -> str:
@@ -201,6 +203,7 @@ class Router:
         return self._first()
 
 
-def _group(session: str) -> str:
-    """Group of a session; empty where the name has no slash, as such sessions share nothing."""
-    return session.rpartition("/")[0]
+def _kin(session: str) -> list[tuple[str, str]]:
+    """List what a session shares beginnings with, the nearest first: its trajectory and, with a slash, its group."""
+    group = session.rpartition("/")[0]
+    return [("trajectory", trajectory_of(session)), *([("group", group)] if group else [])]

@@ -28,6 +28,21 @@ def test_requests_in_flight_come_before_sessions() -> None:
     assert r.route("new") == "a"
 
 
+def test_a_transcript_goes_where_the_others_of_its_trajectory_are() -> None:
+    """Also where the last session of its group went elsewhere."""
+    r = router(["a", "b"])
+    home = r.route("train/1/2/0.0")
+    siblings = [f"train/1/2/{number}.0" for number in range(1, 3 * SPARE)]
+    placed = [(session, r.route(session)) for session in siblings]
+    first_elsewhere = next(session for session, server in placed if server != home)
+    while placed[-1][1] == home:  # the group's last session is to be elsewhere
+        placed.append((f"{placed[-1][0]}.0", r.route(f"{placed[-1][0]}.0")))
+    for session, server in placed:
+        r.done(session, server)
+    assert r.route("train/1/2/0.0.3") == home
+    assert r.route(f"{first_elsewhere}.0") != home
+
+
 def slow_down(r: Router, server: str, times: float) -> None:
     """Answers of one second for 100 tokens everywhere, but at one server."""
     for _ in range(20):
@@ -215,7 +230,8 @@ class Routing(RuleBasedStateMachine):
     @invariant()
     def nothing_is_kept_of_sessions_that_are_over(self) -> None:
         assert self.router._home == self.homes
-        assert sum(count for _, count in self.router._groups.values()) == len(self.homes)
+        kin = sum(2 if session.rpartition("/")[0] else 1 for session in self.homes)
+        assert sum(count for _, count in self.router._last.values()) == kin
 
 
 Routing.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
