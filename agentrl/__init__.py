@@ -8,6 +8,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
+from agentrl.version import __version__ as __version__
+
 if sys.version_info < (3, 11):  # noqa: UP036 - a checkout is run without pip, which would refuse
     raise ImportError(
         f"agentrl needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. "
@@ -41,6 +43,3 @@ else:
         if name == "run_training":
             return module.train
         return module if name == "train" else module.training  # the module is called as the function: see there
-
-
-__version__ = "0.1.0"

@@ -15,6 +15,7 @@ from agentrl.errors import ConfigError, UserError
 from agentrl.system.parts import parts
 from agentrl.system.plugin import nearest
 from agentrl.system.targets import load_target
+from agentrl.system.versions import this_agentrl
 
 COMMANDS = {
     "train": "train a policy by reinforcement learning: the main job",
@@ -61,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "--version"):
+    if words[:1] == ["--version"]:
+        print(this_agentrl())
+        return 0
+    if not words or words[0] in ("-h", "--help"):
         print(usage(), end="", file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
     name, *rest = words

@@ -28,13 +28,13 @@ from agentrl.checkpoint.manifest import (
     seal,
     step_of,
     verified,
-    versions,
 )
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.errors import CheckpointError
 from agentrl.observe.display import Display
 from agentrl.system.json_value import JSON
 from agentrl.system.publish import flush_to_disk, is_disk_full
+from agentrl.system.versions import package_versions
 
 # A save that is not published; a checkpoint that a new one of its step is about to replace; one being removed.
 _PARTIAL, _REPLACED, _REMOVED = ".partial", ".replaced", ".removed"
@@ -154,18 +154,19 @@ class CheckpointManager:
 
         Raises CheckpointError when there are checkpoints but no usable one.
         """
-        steps = self._steps()
+        steps, faults = self._steps(), list[str]()
         for step in sorted(steps, reverse=True):
             try:
                 self._verified(steps[step])
             except DamagedCheckpointError as error:
+                faults.append(str(error))
                 self._warn(f"{error}; looking for an older one")
             else:
                 return steps[step]
         if steps:
             raise CheckpointError(
-                f"{self.dir} holds {len(steps)} checkpoints, and every one is damaged (see above). Restore one, or "
-                "start over with trainer.resume_mode=disable"
+                f"{self.dir} holds {len(steps)} checkpoints, and every one is damaged. The newest: {faults[0]}. "
+                "Copy one again, or start over with trainer.resume_mode=disable"
             )
         return None
 
@@ -242,7 +243,7 @@ class CheckpointManager:
                 f"{path} is of another model or config: {'; '.join(differing)}. Set the keys as they were, or start "
                 "another run (trainer.experiment_name)"
             )
-        for package, found in versions().items():
+        for package, found in package_versions().items():
             wrote = record.versions.get(package, found)
             if wrote != found and (path, package) not in self._told:
                 self._told.add((path, package))

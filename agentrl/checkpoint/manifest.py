@@ -12,8 +12,6 @@ import re
 import stat
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 
 import xxhash
@@ -23,11 +21,11 @@ from agentrl.errors import CheckpointError
 from agentrl.system.json_value import JSON
 from agentrl.system.plugin import describe
 from agentrl.system.publish import flush_to_disk
+from agentrl.system.versions import Format, named_writer, package_versions
 
-FORMAT = 3
+FORMAT = Format(3, 3)
 STATE_FILE = "state.json"
 _NAME = re.compile(r"step_([0-9]{6,})")
-PACKAGES = ("agentrl", "torch", "transformers")
 _CHUNK = 1 << 22
 """Bytes that are read at once."""
 _AT_ONCE = 8
@@ -80,7 +78,7 @@ class Record(BaseModel):
     step: int = Field(ge=0)
     fingerprint: dict[str, JsonValue]
     versions: dict[str, str]
-    """Versions of PACKAGES that wrote it."""
+    """Versions that wrote it, as `package_versions` returns them."""
     files: dict[str, FileRecord]
     """By path in the checkpoint."""
     state: dict[str, JsonValue]
@@ -110,10 +108,10 @@ def seal(
     """Flush everything in `dir` to the disk and write its state.json."""
     names = sorted(listing(dir))
     record: dict[str, JSON] = {
-        "format": FORMAT,
+        "format": FORMAT.newest,
         "step": step,
         "fingerprint": fingerprint,
-        "versions": versions(),
+        "versions": package_versions(),
         "files": {
             name: {"bytes": (dir / name).stat().st_size, "xxh3": checksum}
             for name, checksum in zip(names, _checksums(dir, names), strict=True)
@@ -177,13 +175,8 @@ def _parsed(text: bytes, where: str) -> Record:
 def _check_format(record: Mapping[str, JSON], where: str) -> None:
     """Raise CheckpointError for a checkpoint by another agentrl: it may be whole, and no older one is to take its
     place."""
-    format, wrote = record.get("format"), record.get("versions")
-    if type(format) is int and format != FORMAT:
-        by = wrote.get("agentrl") if isinstance(wrote, dict) else None
-        raise CheckpointError(
-            f"{where} has format {format}, this agentrl reads {FORMAT}: use the agentrl that wrote it "
-            f"({by if isinstance(by, str) else 'another'})"
-        )
+    if type(number := record.get("format")) is int:
+        FORMAT.check(number, where, named_writer(record.get("versions")), CheckpointError)
 
 
 def verified(path: Path, step: int | None = None) -> Record:
@@ -210,15 +203,19 @@ def _verified(path: Path, step: int | None) -> Record:
     record = read_record((path / STATE_FILE).read_bytes(), str(path / STATE_FILE))
     if step is not None and record.step != step:
         raise DamagedCheckpointError(f"{path} is of step {record.step}, as its {STATE_FILE} says: it was renamed")
+    by = f" ({named_writer(record.versions) or 'an agentrl that it does not name'} wrote it)"
     for name, expected in record.files.items():
         found = there.get(name)
         if found is None:
-            raise DamagedCheckpointError(f"{path} is half-written: {name} is missing, or in a folder that is a link")
+            raise DamagedCheckpointError(
+                f"{path} is half-written, or was copied in part: {name} is missing, or in a folder that is a link{by}"
+            )
         if not stat.S_ISREG(found.st_mode):
             raise DamagedCheckpointError(f"{path} is damaged: {name} is a link or no file")
         if found.st_size != expected.bytes:
             raise DamagedCheckpointError(
-                f"{path} is half-written: {name} has {found.st_size:,} bytes, want {expected.bytes:,}"
+                f"{path} is half-written, or was copied in part: {name} has {found.st_size:,} bytes, want "
+                f"{expected.bytes:,}{by}"
             )
     # Readers take every shard of a folder. Notes and the like of a user's own are left alone.
     for name in sorted(there.keys() - record.files.keys()):
@@ -226,7 +223,7 @@ def _verified(path: Path, step: int | None) -> Record:
             raise DamagedCheckpointError(f"{path} is damaged: {name!r} was not written with it; move it away")
     for name, checksum in zip(record.files, _checksums(path, record.files), strict=True):
         if checksum != record.files[name].xxh3:
-            raise DamagedCheckpointError(f"{path} is damaged: {name} does not hold what was written")
+            raise DamagedCheckpointError(f"{path} is damaged: {name} does not hold what was written{by}")
     return record
 
 
@@ -279,14 +276,3 @@ def _checksum(path: Path) -> str:
 
 def _own_checksum(record: Mapping[str, JSON]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(record, sort_keys=True).encode())
-
-
-@cache
-def versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

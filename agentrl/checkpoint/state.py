@@ -33,9 +33,10 @@ from agentrl.parallel.collectives import all_gather, all_max, all_sum, local, ra
 from agentrl.system.json_value import JSON
 from agentrl.system.plugin import describe
 from agentrl.system.publish import flush_to_disk
+from agentrl.system.versions import Format
 
 _STATE = "state.json"
-_FORMAT = 2
+_FORMAT = Format(2, 2)
 _PLACES = "DCP_SHARDING_INFO"  # of torch.distributed.checkpoint._hf_utils
 _USE_AN_EARLIER = "delete this checkpoint to go on from the one before it"
 
@@ -105,7 +106,7 @@ class WorkerState:
         self.finish()
         remembered = self._optim.state()
         description: dict[str, JSON] = {
-            "format": _FORMAT,
+            "format": _FORMAT.newest,
             "ranks": world_size(),
             "optimizer": self._optim.name,
             "weights": {name: _signature(tensor.dtype, tensor.shape) for name, tensor in self._params.items()},
@@ -316,8 +317,8 @@ def _read_description(directory: Path) -> _Description:
     path = directory / _STATE
     try:
         found: JSON = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and type(format := found.get("format")) is int and format != _FORMAT:
-            raise CheckpointError(f"{path}: expected format {_FORMAT}, found {format}")
+        if isinstance(found, dict) and type(number := found.get("format")) is int:
+            _FORMAT.check(number, str(path), None, CheckpointError)
         return _Description.model_validate(found)
     except FileNotFoundError:
         raise CheckpointError(

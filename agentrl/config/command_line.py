@@ -14,6 +14,7 @@ from agentrl.config.section import Section
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import PreferencesConfig, SFTConfig
 from agentrl.config.sections.training import Config
+from agentrl.system.versions import ShowVersion
 
 TRAIN_HELP = """\
 Train a tool-using policy by reinforcement learning. With no arguments it runs the quickstart: it makes a small data
@@ -146,13 +147,15 @@ class CommandLine:
 def parse_command_line(
     argv: Sequence[str], config_name: str, schema: type[Section], *, about: str | None = None, jobs: bool = False
 ) -> CommandLine:
-    """Split flags from overrides. `--help` prints and ends the process with status 0, a wrong flag with status 2.
+    """Split flags from overrides. `--help` and `--version` print and end the process with status 0, a wrong flag
+    with status 2.
 
     about: what `--help` says of the command; None: of the command that has this schema of its own. jobs: the command
     can run several jobs, so `--help` lists --multirun.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage="[key=value ...] [flags]")
     parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--version", action=ShowVersion, nargs=0)
     parser.add_argument("--config-name", "-cn", default=config_name)
     parser.add_argument("--config-path", "-cp", type=Path)
     parser.add_argument("--config-dir", "-cd", type=Path)
@@ -200,6 +203,7 @@ def help_text(schema: type[Section], about: str, jobs: bool) -> str:
         "  --config-path DIR                 your own folder of YAML files, searched before ours",
         "  --config-dir DIR                  a folder that is searched, too, e.g. for a config group of yours",
         "  --info [WHAT]                     how the config is put together: searchpath, defaults, defaults-tree, ...",
+        "  --version                         print the version of agentrl",
         "  --trust                           take code, commands, hosts, too, from a config that a run wrote",
     ]
     if jobs:

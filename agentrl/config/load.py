@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TypeVar, get_args
@@ -46,7 +46,7 @@ from agentrl.config.keys import (
     nested,
     unknown_keys,
 )
-from agentrl.config.read_back import EVERY_KEY, is_read_back, refuse_other_files, refuse_uses
+from agentrl.config.read_back import END, EVERY_KEY, is_read_back, refuse_cut, refuse_other_files, refuse_uses
 from agentrl.config.rules import NamesFile
 from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import OF_STALE_TOKENS
@@ -57,6 +57,7 @@ from agentrl.errors import ConfigError
 from agentrl.system.config_files import configs_dir, find_file, our_folders
 from agentrl.system.json_value import JSON, as_list
 from agentrl.system.publish import published
+from agentrl.system.versions import check_folder, this_agentrl, writer_of
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ def config_to_yaml(config: Section) -> str:
 def write_config(config: Section, path: Path) -> None:
     """Write the config as YAML, whole or not at all; `--config-path <its folder> --config-name config` loads it."""
     with published(path) as temporary:
-        temporary.write_text(config_to_yaml(config), encoding="utf-8")
+        temporary.write_text(config_to_yaml(config) + END, encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +211,15 @@ def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
         logger.warning("hydra.sweeper.params of the YAML is read with --multirun only: this is one job without it")
     faults = [override.fault for override in overrides if override.fault is not None]
     keys = keys_of(tree, own, overrides, schema, [*faults, *faults_of_yaml(tree, hydras_own())])
-    if not command.trust and (keys.is_whole or is_of_a_run(start_file(command, searched))):
-        refuse_uses(start_file(command, searched), resolve(keys, schema), schema, keys.typed)
+    file = start_file(command, searched)
+    is_runs = is_of_a_run(file)
+    if not command.trust and (keys.is_whole or is_runs):
+        refuse_uses(file, resolve(keys, schema), schema, keys.typed)
+    if is_runs and any(not is_at(key, keys.typed) for key in keys.strangers):
+        wrote = f"{file} was written by {writer_of(file.parent)}, and this is {this_agentrl()}"
+        keys = replace(
+            keys, faults=[*keys.faults, f"{wrote}: use that one, or take out the keys that are unknown here"]
+        )
     return keys
 
 
@@ -366,8 +374,11 @@ def folders_of(command: CommandLine) -> list[Path]:
             + (". --config-dir adds a folder without a file to start from" if command.config_path is not None else "")
         )
     found = [start, *(path for path in places if path != start)]
-    if not command.trust and is_of_a_run(file := start_file(command, found)):
-        refuse_other_files(file, command.overrides)
+    if is_of_a_run(file := start_file(command, found)):
+        check_folder(file.parent)
+        refuse_cut(file)
+        if not command.trust:
+            refuse_other_files(file, command.overrides)
     return found
 
 

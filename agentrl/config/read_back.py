@@ -18,11 +18,16 @@ from agentrl.config.rules import shown
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
+from agentrl.system.versions import RECORD, writer_of
 
 EVERY_KEY = "every_key"
 """The key by which a YAML file says that it holds every key: a default value in it does not count as given."""
 OF_A_RUN = ("metrics.jsonl", "trajectories", "updates", "checkpoints", "policy")
 """Files and folders by one of which a folder is a run's."""
+WRITTEN = "config.yaml"
+"""Name of the config that a run writes."""
+END = "...\n"
+"""Last line of it."""
 LEADS_ELSEWHERE = ("defaults", "hydra", "dialect")
 """Keys of a whole file that name other files, plugins, or code that reads the rest."""
 _PACKAGE = re.compile(r"^\s*#\s*@package\b", re.MULTILINE)
@@ -37,6 +42,22 @@ def is_read_back(file: Path) -> bool:
     if any((file.parent / name).exists() for name in OF_A_RUN):
         return True
     return bool(re.search(rf"^{EVERY_KEY}\s*:", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE))
+
+
+def refuse_cut(file: Path) -> None:
+    """Raise ConfigError where the config of a run was copied in part: the rest would be defaults, and another run.
+
+    Runs that record their versions end their config with a line `...`, the end of a document in YAML.
+    """
+    text = file.read_bytes()
+    signed = file.name == WRITTEN and (file.parent / RECORD).exists()
+    if text.strip() and text.endswith(b"\n") and (not signed or text.endswith(END.encode())):
+        return
+    raise ConfigError(
+        f"{file} was copied in part: expected a last line {repr(END) if signed else 'that is whole'}, found "
+        f"{text[-40:].decode(errors='replace')!r} at its end. {writer_of(file.parent)} wrote it. Copy the file again, "
+        "or name another one"
+    )
 
 
 def refuse_other_files(file: Path, overrides: Sequence[str]) -> None:

@@ -11,22 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, cast
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from agentrl.config.sections.offline import EvaluateDataConfig
-from agentrl.errors import ConfigError, DataError, first_line
+from agentrl.errors import ConfigError, DataError
 from agentrl.offline.responses import response_text
 from agentrl.offline.scores import CHUNK_ROWS, Earlier, ResponseRows, Responses
+from agentrl.system.versions import check_folder
 from agentrl.trajectory import Message, Trajectory
 from agentrl.trajectory.files import TRAJECTORIES, FileName
-from agentrl.trajectory.parquet import ADDED, SCHEMA, from_row, trajectory_files
+from agentrl.trajectory.parquet import check_columns, read_rows, trajectory_files, trajectory_of
 from agentrl.trajectory.sample import Sample, row_place
 
 OF_A_RUN = (TRAJECTORIES, "metrics.jsonl")
 """A folder that has one of them is a run's."""
-READ_ROWS = 64
-"""Records that are decoded at once."""
 Row: TypeAlias = Mapping[str, object]
 SURVEYED = ("uid", "group", "data_source", "baseline")
 ABSENT = (
@@ -47,20 +43,13 @@ class Group(NamedTuple):
 class Record(NamedTuple):
     """A row of a file."""
 
-    file: str
+    file: Path
     number: int
     row: Row
 
     def trajectory(self) -> Trajectory:
         """Rebuild the trajectory. Raises DataError for a row of another version."""
-        try:
-            return from_row(dict(self.row))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise DataError(
-                f"{row_place(self.file, self.number)}: want a trajectory as agentrl.train records it, but it cannot be "
-                f"read ({type(error).__name__}: {first_line(error)}). Perhaps another version wrote it; leave its step "
-                "out with data.steps"
-            ) from error
+        return trajectory_of(self.row, self.file, self.number)
 
 
 class RunRecords(ResponseRows):
@@ -69,6 +58,7 @@ class RunRecords(ResponseRows):
     def __init__(self, folder: Path, keys: EvaluateDataConfig) -> None:
         """Count the groups of the chosen steps. Raises DataError for a run without records, or with other columns."""
         super().__init__()
+        check_folder(folder)
         self.folder = folder
         self.files = _chosen(folder, keys)
         self._sizes = Counter[Group]()
@@ -101,11 +91,11 @@ class RunRecords(ResponseRows):
         """Yield each group when its last trajectory is read: workers may have written parts of it to several files."""
         waiting, index = defaultdict[Group, list[Record]](list), itertools.count()
         for path, name in self.files:
-            for number, record in enumerate(_records(path)):
+            for number, record in enumerate(read_rows(path)):
                 if record.get("baseline"):
                     continue
                 group = _group(name, record)
-                waiting[group].append(Record(str(path), number, record))
+                waiting[group].append(Record(path, number, record))
                 if len(waiting[group]) == self._sizes[group]:
                     yield _responses(next(index), waiting.pop(group))
         if waiting:
@@ -179,38 +169,13 @@ def _group(name: FileName, row: Row) -> Group:
 
 def _survey(path: Path) -> list[Row]:
     """Read the columns by which groups are counted. Raises DataError for a file of other columns."""
-    try:
-        found = pq.read_schema(path).names
-        missing = [name for name in SCHEMA.names if name not in (*found, *ADDED)]
-        if missing:
-            raise DataError(
-                f"{path}: want a file of trajectories that agentrl.train wrote; the columns {', '.join(missing)} are "
-                "missing. Perhaps another version wrote it: score it with that version, or write the columns"
-            )
-        rows: list[Row] = pq.read_table(path, columns=[one for one in SURVEYED if one in found]).to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        raise _unreadable(path, error) from error
+    found = check_columns(path)
+    rows: list[Row] = list(read_rows(path, [one for one in SURVEYED if one in found]))
     for number, row in enumerate(rows):
         empty = next((name for name in ("uid", "group", "data_source") if row[name] is None), None)
         if empty is not None:
             raise DataError(f"{row_place(str(path), number)}: column {empty}: expected a value, found null")
     return rows
-
-
-def _records(path: Path) -> Iterator[Row]:
-    try:
-        with pq.ParquetFile(path, pre_buffer=False) as file:
-            for batch in file.iter_batches(READ_ROWS):
-                yield from pa.Table.from_batches([batch]).to_pylist(maps_as_pydicts="strict")
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{path}: the recorded trajectories cannot be read ({first_line(error)}). Copy the file again, leave its step "
-        "out with data.steps, or let the run end first: a run removes its oldest records"
-    )
 
 
 def _responses(index: int, members: Sequence[Record]) -> Responses:
@@ -222,7 +187,7 @@ def _responses(index: int, members: Sequence[Record]) -> Responses:
         agent_name=trajectory.agent_name,
         ground_truth=trajectory.ground_truth,
         index=index,
-        file=first.file,
+        file=str(first.file),
         row=first.number,
     )
     texts = [response_text(one) for _, one in read]
@@ -236,7 +201,7 @@ def _earlier(record: Record, trajectory: Trajectory) -> Earlier:
         reward=cast(float | None, record.row["reward"]),
         penalty=trajectory.overlong_penalty,
         step=cast(int | None, record.row["step"]),
-        page=f"#/run/0/trajectory/{Path(record.file).stem}/{record.number}",
+        page=f"#/run/0/trajectory/{record.file.stem}/{record.number}",
     )
 
 

@@ -16,11 +16,13 @@ from pathlib import Path
 
 from agentrl.engines.servers.starter import STARTER, end_with
 from agentrl.system.command import exit_status
+from agentrl.system.versions import ShowVersion
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; exits with a message for a wrong one."""
     parser = argparse.ArgumentParser(prog="python -m agentrl.replay", description=__doc__)
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version of agentrl")
     parser.add_argument("run", type=Path, help="folder of a run, e.g. runs/quickstart")
     parser.add_argument("--uid", required=True, help="name of a trajectory, e.g. train/12/3/1")
     parser.add_argument("--checkpoint", type=Path, help="weights to sample by; else those that sampled it")

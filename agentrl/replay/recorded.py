@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import pyarrow.parquet as pq
 
 from agentrl.checkpoint.manifest import STATE_FILE, verified
 from agentrl.config import Config
@@ -15,7 +14,7 @@ from agentrl.errors import CheckpointError, DataError
 from agentrl.rollouts.contract import Task, training, validation
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.files import TRAJECTORIES, image_file
-from agentrl.trajectory.parquet import from_row, image_places, trajectory_files
+from agentrl.trajectory.parquet import check_columns, image_places, read_rows, trajectory_files, trajectory_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +71,11 @@ def find(run: Path, uid: str, config: Config) -> Recorded:
     if not files:
         raise DataError(f"{folder}: want a run's recorded trajectories, found none")
     for file in files:
-        uids = pq.read_table(file, columns=["uid"])["uid"].to_pylist()
-        if uid in uids:
-            row = pq.read_table(file).slice(uids.index(uid), 1).to_pylist(maps_as_pydicts="strict")[0]
-            return _recorded(from_row(row), image_places(row), config, file)
+        check_columns(file)
+        number = next((number for number, row in enumerate(read_rows(file, ["uid"])) if row["uid"] == uid), None)
+        if number is not None:
+            row = next(itertools.islice(read_rows(file), number, None))
+            return _recorded(trajectory_of(row, file, number), image_places(row), config, file)
     raise DataError(f"{folder}: none of {len(files)} files holds the trajectory {uid!r}; the column uid names them")
 
 
@@ -104,14 +104,18 @@ def checkpoint_of(run: Path, version: int) -> Path | None:
     if version == 0:
         return None
     there: dict[int, Path] = {}
+    partial = list[str]()
     for path in sorted((run / "checkpoints").glob("step_*")):
         if (path / STATE_FILE).is_file():
             there[version_of(path)] = path
+        else:
+            partial.append(f", and {path.name} without its {STATE_FILE}, copied in part")
     if version in there:
         return there[version]
     known = ", ".join(f"{path.name} (version {found})" for found, path in there.items()) or "none"
     raise CheckpointError(
-        f"{run / 'checkpoints'}: want the weights of version {version}, which sampled the trajectory, found {known}. "
+        f"{run / 'checkpoints'}: want the weights of version {version}, which sampled the trajectory, found {known}"
+        f"{''.join(partial)}. "
         "Name another with --checkpoint, to see what it would have sampled; trainer.save_freq and "
         "trainer.max_actor_ckpt_to_keep say which are kept"
     )

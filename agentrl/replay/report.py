@@ -28,6 +28,7 @@ from agentrl.rollouts.context import load_chat, load_context
 from agentrl.rollouts.objects import UserObjects
 from agentrl.runtime.device import resolve_device
 from agentrl.system.targets import is_target
+from agentrl.system.versions import check_folder
 from agentrl.trajectory import Trajectory, Turn
 from agentrl.trajectory.files import TRAJECTORIES
 from agentrl.trajectory.parquet import write_trajectories
@@ -84,6 +85,7 @@ def config_of(run: Path, device: str | None = None, *, trust: bool = False) -> C
 
     Raises ConfigError for a run without a config, and for a config that names more than data without `trust`.
     """
+    check_folder(run)
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"{run}: want the folder of a run, with its config.yaml")
     more = [] if device is None else [f"trainer.device={device}"]

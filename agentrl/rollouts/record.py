@@ -93,7 +93,7 @@ class Record:
         self.plan = deque(batch for batch in batches if batch.step > schedule.step)
         self._check_plan(schedule)
         if removed:
-            self._note(f"{removed} prompts of the journal were sampled with another config: they begin anew")
+            self._note(f"{removed} prompts of the journal were sampled with another config or version: they begin anew")
         if batches:
             self._file.keep_to(batches[-1].step)
         if self.plan:

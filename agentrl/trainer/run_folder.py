@@ -26,6 +26,7 @@ from agentrl.observe.display import Display
 from agentrl.rollouts.saving import Retention
 from agentrl.system.parts import of_annexes
 from agentrl.system.publish import is_disk_full
+from agentrl.system.versions import check_folder, sign
 
 LOCK = "running.lock"
 """File that a process has locked while it trains in the folder; it names the last process that began."""
@@ -36,7 +37,7 @@ class RunFolder:
 
     def __init__(self, config: Config | TuningConfig, store: ObjectStore | None, display: Display) -> None:
         """Raises ConfigError where nothing can be written, or another process trains, CheckpointError when
-        resume_from_path is no checkpoint."""
+        resume_from_path is no checkpoint, DataError when another version's run is there that cannot be gone on with."""
         self.path = Path(config.trainer.default_local_dir)
         if isinstance(config, Config) and config.trainer.val_only:
             self.path /= "val_only"  # a run's own files tell of what it trained
@@ -45,6 +46,8 @@ class RunFolder:
             self.path, config.trainer.trajectories_to_keep_gb if isinstance(config, Config) else None
         )
         self._is_cleared = config.trainer.resume_mode != "disable"
+        if self._is_cleared:
+            check_folder(self.path)
         given = config.trainer.resume_from_path
         if given is not None and not (Path(given) / STATE_FILE).is_file():
             raise CheckpointError(
@@ -108,6 +111,7 @@ class RunFolder:
             if after is not None:
                 forget_after(after)
             write_config(self._config, file := self.path / "config.yaml")
+            sign(self.path, max(after or 0, 0))
             if after is None:
                 return
             if self._store is not None:

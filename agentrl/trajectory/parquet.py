@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, first_line
 from agentrl.system.publish import published
+from agentrl.system.versions import writer_of
 from agentrl.trajectory import (
     POLICY,
     Message,
@@ -32,6 +33,7 @@ from agentrl.trajectory import (
     VersionSpan,
 )
 from agentrl.trajectory.files import image_file, names_of, remove_former
+from agentrl.trajectory.sample import row_place
 
 _MESSAGE = pa.struct(
     {
@@ -121,6 +123,8 @@ SCHEMA = pa.schema(
 
 ROW_GROUP_TOKENS = 1 << 18
 """Tokens that are read together where one trajectory is looked at."""
+READ_ROWS = 64
+"""Rows that are decoded at once."""
 LONGEST_TRUTH = 10_000
 """Characters of a ground truth that is recorded: a program's tests, which may be more than its trajectory, are not."""
 ADDED = (
@@ -221,14 +225,60 @@ def trajectory_files(folder: Path | str) -> list[Path]:
 
 def read_trajectories(path: Path) -> list[Trajectory]:
     """Read the trajectories of one file, in the order they were written. Raises DataError when it is no such file."""
+    check_columns(path)
+    return [trajectory_of(row, path, number) for number, row in enumerate(read_rows(path))]
+
+
+def check_columns(path: Path) -> list[str]:
+    """Return the names of a file's columns. Raises DataError where it cannot be read, or is of no trajectories."""
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path}: want a parquet file of trajectories, but it cannot be read: {error}") from error
-    missing = [name for name in SCHEMA.names if name not in (*table.column_names, *ADDED)]
+        found: list[str] = pq.read_schema(path).names
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
+    missing = [name for name in SCHEMA.names if name not in (*found, *ADDED)]
     if missing:
-        raise DataError(f"{path}: want a file of trajectories; the columns {', '.join(missing)} are missing")
-    return [from_row(row) for row in table.to_pylist(maps_as_pydicts="strict")]
+        raise DataError(
+            f"{path}: want a file of trajectories that agentrl.train wrote; the columns {', '.join(missing)} are "
+            f"missing. Perhaps another version wrote it (of the run: {_writer(path)}): use that version"
+        )
+    return found
+
+
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file as `from_row` takes them, READ_ROWS at once; None: with all columns.
+
+    Raises DataError where it cannot be read.
+    """
+    try:
+        with pq.ParquetFile(path, pre_buffer=False) as file:
+            for batch in file.iter_batches(READ_ROWS, columns=None if columns is None else list(columns)):
+                yield from pa.Table.from_batches([batch]).to_pylist(maps_as_pydicts="strict")
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
+
+
+def trajectory_of(row: Mapping[str, Any], path: Path, number: int) -> Trajectory:
+    """Rebuild the trajectory of a file's row. Raises DataError for a row of another version."""
+    try:
+        return from_row(dict(row))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise DataError(
+            f"{row_place(str(path), number)}: want a trajectory as agentrl.train records it, but it cannot be read "
+            f"({type(error).__name__}: {first_line(error)}). Perhaps another version wrote it (of the run: "
+            f"{_writer(path)}): use that version, or leave its step out (data.steps)"
+        ) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path}: the recorded trajectories cannot be read ({first_line(error)}). Copy the file again from the run "
+        f"(written by {_writer(path)}), or move it away. A run that goes on removes its oldest records: let it end "
+        "first"
+    )
+
+
+def _writer(path: Path) -> str:
+    return writer_of(path.parent.parent)
 
 
 def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: float | None) -> dict[str, object]:

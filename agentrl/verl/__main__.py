@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from agentrl.errors import UserError
+from agentrl.system.versions import this_agentrl
 from agentrl.verl.check import check
 
 USAGE = """\
@@ -17,6 +18,9 @@ Nothing of it is run. To train: python -m agentrl.verl.main_ppo with the script'
 
 def main(argv: Sequence[str]) -> int:
     """Return the exit status: 0 where every command of the script runs here, 1 where one does not, 2 for misuse."""
+    if "--version" in argv[:1]:
+        print(this_agentrl())
+        return 0
     asks = bool({"-h", "--help"} & set(argv[:2]))
     if asks or len(argv) < 2 or argv[0] != "check":
         print(USAGE, end="", file=sys.stdout if asks else sys.stderr)

@@ -21,6 +21,7 @@ from agentrl.system.client_bounds import ACCEPTED_AT_ONCE, Listener
 from agentrl.system.command import exit_status
 from agentrl.system.front import fronted, metered
 from agentrl.system.publish import published
+from agentrl.system.versions import ShowVersion
 from agentrl.view.export import COLUMNS, TEXTS, Hidden, chosen, exported
 from agentrl.view.questions import CHILDREN
 from agentrl.view.replays import Replays
@@ -37,6 +38,7 @@ MAX_BODY = 8 << 20
 def parser() -> argparse.ArgumentParser:
     """Make the command line's parser."""
     made = argparse.ArgumentParser(prog="python -m agentrl.view", description=__doc__, allow_abbrev=False)
+    made.add_argument("--version", action=ShowVersion, nargs=0, help="print the version of agentrl")
     made.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, s3://bucket/run, or outputs of others")
     made.add_argument("--tokenizer", metavar="FOLDER", type=Path, help="of a model, where none is found by itself")
     made.add_argument("--follow", action="store_true", help="show new steps while the run goes on")

@@ -11,6 +11,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from agentrl.errors import DataError, first_line, install_extra
+from agentrl.system.versions import RECORD, writer_in
 
 MOST_BYTES = 1 << 28
 """Largest file that is read as a whole."""
@@ -114,7 +115,8 @@ class Folder:
         """Write the error for a parquet file that cannot be read."""
         return DataError(
             f"{self.url}/{name}: want a parquet file, but it cannot be read as one ({first_line(error)}). It was "
-            "damaged or cut after it was written: copy it again, or remove it"
+            f"damaged or cut after it was written: copy it again from the run (written by "
+            f"{writer_in(self.read(RECORD))}), or remove it"
         )
 
     def at(self, name: str) -> str:

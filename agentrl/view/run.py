@@ -17,6 +17,7 @@ import yaml
 
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON, as_object
+from agentrl.system.versions import RECORD, check_record
 from agentrl.trajectory.files import TRAJECTORIES, UPDATES, FileName
 from agentrl.view.folder import Folder, Stamp
 from agentrl.view.json_lines import JsonLines
@@ -153,6 +154,8 @@ def open_run(url: str, tokens: TokenTexts | None = None) -> Run:
 
 
 def _open_folder(url: str, folder: Folder) -> Run:
+    if (versions := folder.read(RECORD)) is not None:
+        check_record(versions, f"{url.rstrip('/')}/{RECORD}")
     files, folders = folder.files(), folder.folders()
     above, _, name = url.rstrip("/").rpartition("/")
     if name == TRAJECTORIES and TRAJECTORIES not in folders:

@@ -224,11 +224,14 @@ def state_is(change: Callable[[str], str]) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda path: os.truncate(path / WEIGHTS, 999), r"half-written: policy/weights\.bin has 999 bytes, want 1,000"),
+        (
+            lambda path: os.truncate(path / WEIGHTS, 999),
+            r"in part: policy/weights\.bin has 999 bytes, want 1,000",
+        ),
         (flip_a_bit, r"damaged: policy/weights\.bin does not hold what was written"),
         (
             lambda path: (path / "critic/deep/weights.bin").unlink(),
-            r"half-written: critic/deep/weights\.bin is missing",
+            r"in part: critic/deep/weights\.bin is missing",
         ),
         (lambda path: (path / "state.json").unlink(), r"step_000002 has no state\.json"),
         (state_is(lambda text: text[:-20]), r"state\.json is damaged"),
@@ -361,7 +364,7 @@ def test_another_format_is_refused_not_passed_over(tmp_path: Path) -> None:
     del record["checksum"]
     sealed.write_record(path, record | {"format": 4, "versions": {"agentrl": "9.1"}})
     for use in (checkpoints.latest, lambda: checkpoints.load(path)):
-        with pytest.raises(CheckpointError, match=r"format 4, this agentrl reads 3.*9\.1"):
+        with pytest.raises(CheckpointError, match=r"format 4, by agentrl 9\.1; .* reads 3\. Use agentrl 9\.1, or"):
             use()
 
 

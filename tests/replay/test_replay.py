@@ -170,7 +170,7 @@ def test_another_tool_answer_is_gone_on_from(
     # A run that records a cassette may go on meanwhile: nothing is written on it.
     values = yaml.safe_load((run / "config.yaml").read_text())
     values["tools"] = {**values.get("tools", {}), "cassette": "record", "cassette_path": str(tmp_path / "cassette")}
-    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    (run / "config.yaml").write_text(yaml.safe_dump(values, explicit_end=True))
     assert replay([str(run), *edited, "--out", str(tmp_path / "one")]) == 0
     assert not (tmp_path / "cassette").exists()
     said = capsys.readouterr().out

@@ -84,7 +84,8 @@ def _bound(codec: Codec) -> None:
     from transformers.utils import chat_template_utils
 
     for tools in (None, [TRIED]):
-        with suppress(ValueError):  # of a tokenizer without a template, or without one for this
+        # A tokenizer without a template, or without one for this; what cannot be compiled is told where it is rendered.
+        with suppress(ValueError, TemplateError):
             compiled = chat_template_utils._compile_jinja_template(codec.tokenizer.get_chat_template(tools=tools))
             compiled.environment.concat = _joined
 
