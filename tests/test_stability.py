@@ -7,41 +7,32 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from email.parser import Parser
 from pathlib import Path
+from typing import cast
 from zipfile import ZipFile
 
 import pytest
 import yaml
 
-from agentrl import evaluate, generate, preferences, sft
+from agentrl.__main__ import COMMANDS
 from agentrl.config import Config, PreferencesConfig, SFTConfig
 from agentrl.config.keys import leaf_keys
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
-from agentrl.plan.__main__ import main as plan
-from agentrl.replay.__main__ import main as replay
 from agentrl.system import versions
+from agentrl.system.parts import parts
+from agentrl.system.targets import load_target
 from agentrl.system.versions import this_agentrl
-from agentrl.train import main as train
-from agentrl.verl.__main__ import main as verl
 from agentrl.version import __version__
-from agentrl.view.__main__ import main as view
 from tests.test_packaging import bare, command, run
 
 __all__ = ["bare"]  # a fixture
 PROJECT = Path(__file__).resolve().parent.parent
 PAGE = (PROJECT / "docs" / "stability.md").read_text(encoding="utf-8")
-MAINS = {
-    "train": train,
-    "sft": sft.main,
-    "preferences": preferences.main,
-    "plan": plan,
-    "evaluate": evaluate.main,
-    "generate": generate.main,
-    "view": view,
-    "replay": replay,
-    "verl": verl,
-}
+COMMON = {name: f"agentrl.{name}:main" for name in COMMANDS if name != "plan"} | {"plan": "agentrl.plan.__main__:main"}
+MAINS = COMMON | parts("commands")
+"""By command, its function: those of the core, and those of annexes."""
 
 
 def rows(title: str) -> list[list[str]]:
@@ -91,9 +82,10 @@ def test_each_promised_command_answers() -> None:
 
 @pytest.mark.parametrize("name", MAINS)
 def test_every_command_says_its_version(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main = cast(Callable[[list[str]], int], load_target(MAINS[name], name))
     for flag in ("--version", "--help"):
         try:
-            status = MAINS[name]([flag])
+            status = main([flag])
         except SystemExit as end:
             status = int(end.code or 0)
         assert status == 0, flag

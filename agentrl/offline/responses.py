@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from agentrl.data.sources import no_parquet
 from agentrl.errors import DataError
 from agentrl.reward.manager import turns_text
-from agentrl.system.json_value import JSON
+from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.publish import published
 from agentrl.trajectory import Cause, Status, Trajectory
 from agentrl.trajectory.parquet import valid_unicode
@@ -169,14 +169,15 @@ class Parts:
     def _check_settings(self) -> None:
         file = self.folder / SETTINGS
         try:
-            before = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            before = as_mapping(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
             raise DataError(f"{file} cannot be read ({error}); remove {self.folder} to begin anew") from error
         for key in sorted({*before, *self._settings}):
             if before.get(key) != self._settings.get(key):
                 raise DataError(
                     f"{self.folder} holds {self.done} rows that were made with {key}={before.get(key)}, and now it is "
-                    f"{self._settings.get(key)}. Set it back to go on, or remove the folder to begin anew"
+                    f"{self._settings.get(key)}. Set it back to go on, or use the version that made them, if it has no "
+                    "such key; or remove the folder to begin anew"
                 )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from agentrl.errors import ConfigError
 from agentrl.system.command import exit_status
+from agentrl.system.versions import ShowVersion
 
 BOUND, DEPTH = "async_training.max_staleness", "async_training.depth"
 DEFAULTS = {
@@ -36,6 +37,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="python -m agentrl.serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version of agentrl")
     parser.add_argument("--learn", action="store_true", help="train the policy by the feedback on its sessions")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; default: this machine alone")
     parser.add_argument("--port", type=int, default=8000, help="port to listen at; 0: any that is free; default: 8000")

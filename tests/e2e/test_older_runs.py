@@ -35,6 +35,7 @@ GOES_ON = ["--trust", "trainer.total_training_steps=3"]
 UID = "train/2/0/1"
 READERS: dict[str, Callable[[], int]] = {
     "train": lambda: train([*config_of(TURNS), *GOES_ON]),
+    "train ahead": lambda: train([*config_of(AHEAD), "--trust"]),
     "view": lambda: view([str(TURNS), "--export", "shown.html", "--steps", "2"]),
     "replay": lambda: replay([str(TURNS), "--uid", UID, "--trust"]),
     "evaluate": lambda: evaluate.main([f"data.path={TURNS}", "custom_reward_function.path=reward.py"]),
@@ -185,6 +186,16 @@ def test_a_run_of_another_format_is_refused(
     assert ("or a later one" in message) == (number > FOLDER.newest)
 
 
+def test_a_run_that_cannot_be_read_is_moved_aside(older: Path) -> None:
+    """By the remedy that a message names, with a config of one's own."""
+    Path("mine").mkdir()
+    shutil.copy(TURNS / "config.yaml", "mine/config.yaml")
+    as_another(TURNS, FOLDER.newest + 1, "7.5.1")
+    before = contents(TURNS)
+    assert train([*config_of(Path("mine")), *GOES_ON, "trainer.resume_mode=disable"]) == 0
+    assert contents(Path("runs/turns.1")) == before and [one["step"] for one in lines(TURNS)] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("number", [2, 4], ids=["older", "newer"])
 @pytest.mark.parametrize("name", ["train", "replay"])
 def test_a_checkpoint_of_another_format_is_refused(
@@ -227,6 +238,7 @@ def test_a_later_versions_columns_and_keys_are_passed_over(older: Path) -> None:
 
 READ_BY = {
     "train": ("checkpoints/", "config.yaml", "metrics.jsonl", RECORD, "updates/"),
+    "train ahead": ("checkpoints/", "journal/", "ledger.jsonl"),
     "view": ("config.yaml", "metrics.jsonl", "trajectories/", "updates/", RECORD),
     "replay": ("checkpoints/", "config.yaml", "trajectories/", RECORD),
     "evaluate": ("trajectories/", RECORD),
@@ -235,16 +247,19 @@ READ_BY = {
 """Files and folders of a run that a command opens."""
 
 
+def run_of(command: str) -> Path:
+    return AHEAD if command == "train ahead" else TURNS
+
+
 def copied_in_part() -> list[tuple[str, str, str]]:
     """List each reader with each file that it opens and each way in which a copy may end early."""
     with tarfile.open(ARCHIVES[-1]) as file:
         names = [one.name.removeprefix("./") for one in file if one.isfile()]
-    found = [Path(name).relative_to(TURNS) for name in names if Path(name).is_relative_to(TURNS)]
     return [
         (command, str(path), cut)
         for command, read in READ_BY.items()
-        for path in (*found, Path(RECORD))
-        if str(path).startswith(read)
+        for path in (*map(Path, names), TURNS / RECORD)
+        if path.is_relative_to(run_of(command)) and str(path.relative_to(run_of(command))).startswith(read)
         for cut in ("missing", "empty", "cut")
     ]
 
@@ -255,9 +270,9 @@ def test_a_run_that_was_copied_in_part_is_read_or_refused(
     older: Path, command: str, name: str, cut: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A command either does its work, or names the file or its folder, and never ends with a traceback."""
-    if name == RECORD or command == "evaluate":
+    path = Path(name)
+    if path.name == RECORD or command == "evaluate":
         as_another(TURNS, FOLDER.newest, "7.5.1")
-    path = TURNS / name
     if cut == "missing":
         path.unlink()
     else:
@@ -271,5 +286,5 @@ def test_a_run_that_was_copied_in_part_is_read_or_refused(
     if status == 2:
         told = said[said.index("error: ") :]
         assert path.name in told or str(path.parent) in told, told
-        assert command != "evaluate" or name == RECORD or "agentrl 7.5.1" in told, told
+        assert command != "evaluate" or path.name == RECORD or "agentrl 7.5.1" in told, told
         assert contents(older) == before, "a command that is refused writes nothing"
