@@ -145,7 +145,7 @@ def check_folder(folder: Path) -> None:
     try:
         with (folder / RECORD).open("rb") as file:
             text = file.read(_MOST)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         raise DataError(f"{folder / RECORD} cannot be read: {error}") from error
