@@ -7,8 +7,10 @@ feedback to /v1/feedback with another. docs/live.md has the keys that the run be
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from agentrl.errors import ConfigError
 from agentrl.system.command import exit_status
@@ -39,6 +41,9 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version of agentrl")
     parser.add_argument("--learn", action="store_true", help="train the policy by the feedback on its sessions")
+    parser.add_argument(
+        "--fates", metavar="FOLDER", help="print the sessions of a run's folder, a line of JSON each, and serve nothing"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; default: this machine alone")
     parser.add_argument("--port", type=int, default=8000, help="port to listen at; 0: any that is free; default: 8000")
     parser.add_argument("--client-key-env", metavar="NAME", help="environment variable with the clients' key")
@@ -81,9 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         # Imported late, so that --help waits for nothing.
+        from agentrl.serve.fates import fates
         from agentrl.serve.learn import learn
         from agentrl.serve.options import LiveOptions, read_keys
 
+        if arguments.fates is not None:
+            for told in fates(Path(arguments.fates)):
+                print(json.dumps(told))
+            return
         if not arguments.learn:
             raise ConfigError(NO_LEARNING)
         for name in ("idle_seconds", "feedback_window"):

@@ -131,7 +131,7 @@ class LiveEndpoint(Endpoint):
         async with self.moving:
             self._check_open()
             id = await self._join(body, request)
-            session = self._bring(id)
+            session = await self._bring(id)
             token = self._tokens[id]
             session.held += 1
             self._asked(id)
@@ -235,12 +235,19 @@ class LiveEndpoint(Endpoint):
 
     # Sessions in memory
 
-    def _bring(self, id: str) -> LiveSession:
-        """Return a session, from the store where it is not in memory. Raises ApiError where there are too many."""
+    async def _bring(self, id: str) -> LiveSession:
+        """Return a session, from the store where it is not in memory; then the longest silent one makes room.
+
+        Raises ApiError where requests of too many sessions are being answered.
+        """
         if id in self.open:
             return self.open[id]
         if len(self.open) >= MOST_AT_ONCE:
-            raise ApiError(429, f"{MOST_AT_ONCE:,} sessions are open; ask again later.", code="rate_limit_exceeded")
+            silent = [other for other, one in self.open.items() if not one.is_busy]
+            if not silent:
+                message = f"Requests of {MOST_AT_ONCE:,} sessions are being answered; ask again later."
+                raise ApiError(429, message, code="rate_limit_exceeded")
+            await self._put_away(min(silent, key=self._last.__getitem__))
         stored = self._store.find(id)
         session = self._made(id)
         if stored is not None and stored.record is not None and stored.state is not None:

@@ -18,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from agentrl.errors import DataError, TrainingError
+from agentrl.system.json_value import JSON
 
 STORE_FILE = "live.sqlite"
 VERSION = 1
@@ -385,6 +386,14 @@ class Store:
         return FeedbackFate.ALREADY if session.score == value else FeedbackFate.REPLACED
 
     # Reports
+
+    def feedback_on(self, id: str) -> list[JSON]:
+        """List the feedback on a session, in its order."""
+        names = ("value", "fate", "at", "comment", "key")
+        rows = self._link.execute(
+            f"SELECT {', '.join(names)} FROM feedback WHERE session = ? ORDER BY number", (id,)
+        ).fetchall()
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def totals(self) -> dict[str, int]:
         """Count sessions by state, and events, since the store was made."""

@@ -76,6 +76,7 @@ class People:
     async def converse(self, name: str, http: httpx.AsyncClient, rng: random.Random) -> None:
         """Have one conversation, and judge its last answer; return early when the server is gone for good."""
         talk: list[dict[str, str]] = []
+        text = ""
         for turn in range(rng.randint(1, self.turns)):
             talk.append({"role": "user", "content": f"Say {turn} to {name}"})
             answer = await self.post(
@@ -83,11 +84,14 @@ class People:
             )
             if answer is None:
                 return
-            text = answer.json()["choices"][0]["message"]["content"]
+            message = answer.json()["choices"][0]["message"]
+            text = message["content"] or ""
             assert answer.headers[HEADER] == name, "no part of it is trained on before its feedback"
             self.said.setdefault(name, []).append(text)
+            if message.get("tool_calls"):  # which nobody answers
+                break
             talk.append({"role": "assistant", "content": text})
-        value = self.value(talk[-1]["content"])
+        value = self.value(text)
         body = {"session": name, "value": value, "id": f"of {name}"}
         for _ in range(rng.choice([1, 1, 2])):  # some people press twice
             told = await self.post(http, "feedback", "OPERATOR_KEY", body)

@@ -160,6 +160,17 @@ class TestSessions:
             again, _ = await live.say([*talk, user("And?")])
             assert again == id and len(live.recorded(id).transcripts) == 1
 
+    async def test_the_longest_silent_session_makes_room(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("agentrl.serve.endpoint.MOST_AT_ONCE", 2)
+        async with live.serving():
+            talks = {}
+            for name in ("one", "two", "three"):
+                live.now += 1
+                _, talks[name] = await live.say([user("Hi")], name)
+            assert set(live.endpoint.open) == {"two", "three"}
+            assert (await live.say([*talks["one"], user("And?")]))[0] == "one"
+            assert set(live.endpoint.open) == {"three", "one"}
+
     async def test_a_client_that_goes_on_after_the_training_begins_another_part(self, live: Live) -> None:
         async with live.serving():
             id, talk = await live.say([user("Hi")], "chat-7")

@@ -122,7 +122,9 @@ def check_each_once(run: Path, people: People, steps: int) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_the_pages_commands(policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_commands(
+    policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert write_files("docs/live.md", tmp_path) == ["ask.py"]
     *exports, serve, ask = commands("docs/live.md")
     port = str(free_port())
@@ -145,6 +147,11 @@ def test_the_pages_commands(policy_dir: Path, tmp_path: Path, monkeypatch: pytes
         server.process.kill()
     assert done.returncode == 0, done.stderr
     assert lines(tmp_path / "runs" / "live")[-1]["live/sessions_taken"] == 1
+    capsys.readouterr()
+    assert main(["--fates", str(tmp_path / "runs" / "live")]) == 0
+    (told,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (told["fate"], told["prompt"], told["step"]) == ("trained", 0, 1)
+    assert [one["fate"] for one in told["feedback"]] == ["taken"] and told["feedback"][0]["value"] == told["score"]
 
 
 class TestRefusals:
@@ -190,6 +197,9 @@ class TestRefusals:
 
     def test_serving_without_learning(self, capsys: pytest.CaptureFixture[str]) -> None:
         refused(main, [], capsys, "--learn", "SGLang", "docs/serve.md")
+
+    def test_the_fates_of_a_folder_without_a_store(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        refused(main, ["--fates", str(tmp_path)], capsys, STORE_FILE, "no such file")
 
     def test_a_store_of_another_version(
         self, policy_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
