@@ -41,7 +41,7 @@ def arguments(policy: Path, run: Path, port: int, *more: str) -> list[str]:
         f"trainer.default_local_dir={run}",
         "data.train_batch_size=4",
         "data.max_prompt_length=64",
-        "data.max_response_length=64",
+        "data.max_response_length=192",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "actor_rollout_ref.actor.optim.lr=1e-2",
         "actor_rollout_ref.rollout.multi_turn.max_tokens_per_turn=8",

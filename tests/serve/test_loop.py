@@ -66,13 +66,15 @@ def post(path: str, key: str, **body: object) -> httpx.Response:
     return found[0]
 
 
-def talk(names: Sequence[str], *, judged: bool = True) -> None:
-    """Have a session of each name, and judge it."""
-    for name in names:
+def talk(names: Sequence[str], *, unjudged: Sequence[str] = (), then: Sequence[str] = ()) -> None:
+    """Have a session of each name: of the `unjudged` without feedback, of the others with it; judge others `then`."""
+    for name in (*unjudged, *names):
         messages = [{"role": "user", "content": f"I am {name}"}]
         post("chat/completions", "CLIENT_KEY", model="policy", messages=messages, metadata={"session_id": name})
-        if judged:
+        if name not in unjudged:
             judge(name)
+    for name in then:
+        judge(name)
 
 
 def judge(name: str) -> None:
@@ -94,7 +96,7 @@ def names(start: str, count: int) -> list[str]:
 def fates(tmp_path: Path) -> dict[str, object]:
     """The prompt or the fate of each session."""
     store = Store(tmp_path / "run" / STORE_FILE)
-    found = {one.id: one.prompt if one.fate is None else one.fate for one in store.sessions()}
+    found: dict[str, object] = {one.id: one.prompt if one.fate is None else one.fate for one in store.sessions()}
     store.close()
     return found
 
@@ -109,7 +111,7 @@ def test_the_engine_is_held_for_an_update_also_where_every_place_is_taken(opened
             found.append((held, bench.source.schedule.is_open))
             return True
 
-        step(bench, 1, lambda: (talk(names("s", 2 * B), judged=False), [judge(name) for name in names("s", 2 * B)]))
+        step(bench, 1, lambda: talk([], unjudged=names("s", 2 * B), then=names("s", 2 * B)))
         wait_for(lambda: not bench.source.schedule.is_open)
         bench.until = until
         bench.step(2)
@@ -120,17 +122,17 @@ def test_the_engine_is_held_for_an_update_also_where_every_place_is_taken(opened
 def test_a_session_that_waits_over_a_restart_is_as_old_as_the_bound_allows(opened: Opened, tmp_path: Path) -> None:
     """Its place begins later than its tokens were sampled: places of a new process begin by the present version."""
     with opened(1, 1, loop=LiveLoop(OPTIONS)) as bench:
-        step(bench, 1, lambda: (talk(["waits", "too-late"], judged=False), talk(names("s", B))))
+        step(bench, 1, lambda: talk(names("s", B), unjudged=["waits", "too-late"]))
         state = {"step": 1, "version": 1, **bench.source.state()}
         bench.source.saved()
     with opened(1, 1, loop=LiveLoop(OPTIONS)) as resumed:
         resumed.goes_on(state, 1)
-        step(resumed, 2, lambda: (judge("waits"), talk(names("t", B - 1))))
-        step(resumed, 3, lambda: (judge("too-late"), talk(names("u", B))))
+        step(resumed, 2, lambda: talk(names("t", B - 1), then=["waits"]))
+        step(resumed, 3, lambda: talk(names("u", B - 1), then=["too-late", "u9"], unjudged=["u9"]))
         assert resumed.staleness(1) == [[0, 1], [0]]
     found = fates(tmp_path)
     assert found["too-late"] is Fate.TOO_OLD
-    places = [found[name] for name in ("waits", *names("s", B), *names("t", B - 1), *names("u", B))]
+    places = [found[name] for name in ("waits", *names("s", B), *names("t", B - 1), *names("u", B - 1), "u9")]
     assert sorted(places, key=str) == sorted(range(3 * B), key=str), "each of them has one place"
 
 
