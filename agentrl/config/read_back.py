@@ -50,8 +50,9 @@ def refuse_cut(file: Path) -> None:
     Runs that record their versions end their config with a line `...`, the end of a document in YAML.
     """
     text = file.read_bytes()
-    signed = file.name == WRITTEN and (file.parent / RECORD).exists()
-    if text.strip() and text.endswith(b"\n") and (not signed or text.endswith(END.encode())):
+    signed = (file.parent / RECORD).exists()
+    is_runs = file.name == WRITTEN and (signed or not text.strip() or text.startswith(EVERY_KEY.encode()))
+    if not is_runs or (text.endswith(END.encode()) if signed else text.endswith(b"\n")):
         return
     raise ConfigError(
         f"{file} was copied in part: expected a last line {repr(END) if signed else 'that is whole'}, found "

@@ -186,6 +186,14 @@ def test_a_run_of_another_format_is_refused(
     assert ("or a later one" in message) == (number > FOLDER.newest)
 
 
+def test_a_config_of_ones_own_next_to_runs_needs_no_last_line(older: Path) -> None:
+    for name in ("config.yaml", "job.yaml"):
+        (older / name).write_text("defaults: [train, _self_]\ndata: {train_batch_size: 6}")
+        (older / "checkpoints").mkdir(exist_ok=True)
+        found = load_config(["--config-path", str(older), "--config-name", Path(name).stem, "--trust"])
+        assert found.data.train_batch_size == 6
+
+
 def test_a_run_that_cannot_be_read_is_moved_aside(older: Path) -> None:
     """By the remedy that a message names, with a config of one's own."""
     Path("mine").mkdir()
