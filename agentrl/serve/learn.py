@@ -27,7 +27,7 @@ class Totals(StepObserver):
             self._store = Store(self._path)
         totals = self._store.totals()
         step.metrics |= {f"live/{name}": float(number) for name, number in totals.items()}
-        step.shown["waiting"] = float(totals.get("sessions_waiting", 0))
+        step.shown |= {name: float(totals.get(f"sessions_{name}", 0)) for name in ("waiting", "ready", "taken")}
 
     def close(self) -> None:
         if self._store is not None:

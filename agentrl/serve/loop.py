@@ -124,7 +124,7 @@ class LiveLoop(AgentLoop):
         except BaseException:
             store.close()
             raise
-        print(f"live clients: {endpoint.url}/v1", flush=True)
+        print(f"live clients: {endpoint.url}/v1; feedback: POST {endpoint.url}/v1/feedback", flush=True)
         return _Service(_running(), store, endpoint, news)
 
     async def close(self) -> None:

@@ -18,6 +18,7 @@ from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.serve.__main__ import main
 from agentrl.serve.check import FITTING
+from agentrl.serve.options import SHORTEST_KEY, read_keys
 from agentrl.serve.store import STORE_FILE, Fate, Store
 from agentrl.trajectory.parquet import read_trajectories
 from tests.e2e.test_docs import commands, write_files
@@ -194,6 +195,11 @@ class TestRefusals:
             says = "as --host=0.0.0.0"
         refused(main, words, capsys, says)
         assert not (tmp_path / "run").exists()
+
+    def test_keys_that_nobody_names_are_made_up(self) -> None:
+        made = read_keys(None, "OPERATOR_KEY", "127.0.0.1")
+        assert made.operator == KEYS["OPERATOR_KEY"] and made.made_up == {"--client-key-env": made.client}
+        assert len(made.client) >= SHORTEST_KEY and made.client != read_keys(None, None, "127.0.0.1").client
 
     def test_serving_without_learning(self, capsys: pytest.CaptureFixture[str]) -> None:
         refused(main, [], capsys, "--learn", "SGLang", "docs/serve.md")

@@ -24,6 +24,7 @@ __all__ = ["opened"]  # a fixture
 OPTIONS = LiveOptions(
     port=free_port(), client_key=KEYS["CLIENT_KEY"], operator_key=KEYS["OPERATOR_KEY"], idle_seconds=0.0
 )
+HTTP = httpx.Client(timeout=60)
 
 
 @pytest.fixture
@@ -54,10 +55,8 @@ def post(path: str, key: str, **body: object) -> httpx.Response:
     def posted() -> bool:
         try:
             headers = {"authorization": f"Bearer {KEYS[key]}"}
-            found.append(
-                httpx.post(f"http://127.0.0.1:{OPTIONS.port}/v1/{path}", json=body, headers=headers, timeout=60)
-            )
-        except httpx.ConnectError:
+            found.append(HTTP.post(f"http://127.0.0.1:{OPTIONS.port}/v1/{path}", json=body, headers=headers))
+        except httpx.TransportError:
             return False
         return True
 
