@@ -356,7 +356,7 @@ def make_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
     ids [T] int64, offsets [N + 1] int64.
     """
     layout = tree_layout(ids, offsets)
-    return layout if pays(len(ids), len(layout.stored), ids.device) else flat_layout(offsets, ids.device)
+    return layout if pays(len(ids), len(layout.stored), on_gpu=ids.is_cuda) else flat_layout(offsets, ids.device)
 
 
 def shares_beginnings(model: PreTrainedModel) -> bool:

@@ -214,11 +214,13 @@ class RolloutRunner(Protocol):
     run_dir: Path
     on_loss: Callable[[], object]
     """Called on `loop` when groups cannot continue until `replace_dead_workers` is called."""
-    serves_people: bool
-    """Requests that belong to no group may reach the engine at any time."""
     takes_version: Callable[[int, int], bool]
     """Called on `loop` with a group that runs in this process, and a version: may its tokens be as old, although it
     began later?"""
+
+    @property
+    def serves_people(self) -> bool:
+        """Requests that belong to no group may reach the engine at any time."""
 
     @property
     def needs_weights(self) -> bool:

@@ -226,7 +226,6 @@ class LocalRollouts:
         """See `RolloutRunner.needs_weights`."""
         self.on_loss: Callable[[], object] = lambda: None
         """Never called: in one process nothing can die but the run itself."""
-        self.serves_people = any(one.waits_for_people for one in scheduler.loops.values())
         self.takes_version: Callable[[int, int], bool] = lambda ordinal, version: True
         """See `RolloutRunner.takes_version`."""
         self.is_broken = False
@@ -245,6 +244,10 @@ class LocalRollouts:
         self.idle = IdleWatch(engine)
         self.delay = DelayWatch()
         loop.call_soon(self.delay.begin)
+
+    @property
+    def serves_people(self) -> bool:
+        return any(one.waits_for_people for one in self.scheduler.loops.values())
 
     def pack_trajectories(
         self, task: Task, trajectories: list[Trajectory], first: int = 0, *, show: bool = False

@@ -69,10 +69,15 @@ def micro_batches(batch: RaggedBatch, max_tokens: int, shared_on: torch.device |
         flat = rows
         if shared_on is not None and prompt in of_sessions:
             runs = _runs(batch, rows, most)
-            paying = [run for run in runs if pays(run.flat, run.stored, shared_on)]
+            paying = [run for run in runs if pays(run.flat, run.stored, on_gpu=shared_on.type == "cuda")]
             trees += [run.rows for run in paying]
             tree_sizes += [run.stored for run in paying]
-            flat = [row for run in runs if not pays(run.flat, run.stored, shared_on) for row in run.rows]
+            flat = [
+                row
+                for run in runs
+                if not pays(run.flat, run.stored, on_gpu=shared_on.type == "cuda")
+                for row in run.rows
+            ]
         for part in split_by_tokens([lengths[row] for row in flat], max_tokens):
             pieces.append([flat[i] for i in part])
             sizes.append(sum(lengths[flat[i]] for i in part))
@@ -101,7 +106,7 @@ def rank_shares(batch: Sequences, ranks: int, shared_on: torch.device | None = N
     sizes: list[int] = []
     for rows in of_trajectory.values():
         flat, stored = sum(lengths[row] for row in rows), int(own[rows].sum())
-        whole = pays(flat, stored, shared_on)
+        whole = pays(flat, stored, on_gpu=shared_on.type == "cuda")
         units += [rows] if whole else [[row] for row in rows]
         sizes += [stored] if whole else [lengths[row] for row in rows]
     together = shares(sizes, ranks)

@@ -214,5 +214,5 @@ def test_a_description_of_wrong_types_is_refused(make_worker: WorkerMaker, saved
 def test_another_format_is_refused(make_worker: WorkerMaker, saved: Path) -> None:
     state = json.loads((saved / "state.json").read_text())
     (saved / "state.json").write_text(json.dumps(state | {"format": 99}))
-    with pytest.raises(CheckpointError, match="expected format 2, found 99"):
+    with pytest.raises(CheckpointError, match=r"has format 99.* reads 2"):
         make_worker().load(saved)

@@ -49,7 +49,7 @@ def test_the_page_names_every_option_and_column() -> None:
     from agentrl.view.record import NUMBERS
 
     options = {one for action in parser()._actions for one in action.option_strings if one.startswith("--")}
-    for option in options - {"--help"}:
+    for option in options - {"--help", "--version"}:
         assert option in PAGE, option
     for name in (*TEXTS, *NUMBERS):
         assert f"`{name}`" in PAGE, name
