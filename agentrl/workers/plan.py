@@ -68,16 +68,13 @@ def micro_batches(batch: RaggedBatch, max_tokens: int, shared_on: torch.device |
     for prompt, rows in _rows_by_group(batch.group).items():
         flat = rows
         if shared_on is not None and prompt in of_sessions:
-            runs = _runs(batch, rows, most)
-            paying = [run for run in runs if pays(run.flat, run.stored, on_gpu=shared_on.type == "cuda")]
-            trees += [run.rows for run in paying]
-            tree_sizes += [run.stored for run in paying]
-            flat = [
-                row
-                for run in runs
-                if not pays(run.flat, run.stored, on_gpu=shared_on.type == "cuda")
-                for row in run.rows
-            ]
+            flat = []
+            for run in _runs(batch, rows, most):
+                if pays(run.flat, run.stored, on_gpu=shared_on.type == "cuda"):
+                    trees.append(run.rows)
+                    tree_sizes.append(run.stored)
+                else:
+                    flat += run.rows
         for part in split_by_tokens([lengths[row] for row in flat], max_tokens):
             pieces.append([flat[i] for i in part])
             sizes.append(sum(lengths[flat[i]] for i in part))
