@@ -17,7 +17,6 @@ from agentrl.agent_loop import LoopContext
 from agentrl.chat import Chat
 from agentrl.engines.contract import SamplingParams
 from agentrl.observe.invariants import check_trajectory
-from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.serve.endpoint import HEADER, LiveEndpoint
 from agentrl.serve.loop import begin_episode
@@ -26,16 +25,12 @@ from agentrl.serve.rows import LiveRows
 from agentrl.serve.store import Store
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Trajectory
-from tests.agent_loop.conftest import LIMITS
+from tests.agent_loop.conftest import LIMITS, chat, tiny_dir
 from tests.agent_loop.scripted_engine import ScriptedEngine
 
+__all__ = ["chat", "tiny_dir"]  # fixtures
 CLIENT, OPERATOR = "the-key-of-clients", "the-key-of-the-operator"
 Talk = list[Any]
-
-
-@pytest.fixture(scope="session")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
-    return Chat.from_pretrained(str(make_tiny_policy(tmp_path_factory.mktemp("tiny"), seed=1)))
 
 
 @dataclass
