@@ -6,19 +6,21 @@ compared with the contents of the folder, and never opened, so that no name can 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from agentrl.errors import CheckpointError
-from agentrl.system.json_value import JSON
+from agentrl.system.json_value import JSON, as_object
 from agentrl.system.plugin import describe
 from agentrl.system.publish import flush_to_disk
 from agentrl.system.versions import Format, named_writer, package_versions
@@ -26,8 +28,6 @@ from agentrl.system.versions import Format, named_writer, package_versions
 FORMAT = Format(3, 3)
 STATE_FILE = "state.json"
 _NAME = re.compile(r"step_([0-9]{6,})")
-_CHUNK = 1 << 22
-"""Bytes that are read at once."""
 _AT_ONCE = 8
 """Files whose checksums are computed at the same time."""
 _CHECKSUM = "checksum"
@@ -135,48 +135,30 @@ def read_record(text: bytes, where: str) -> Record:
     """Parse and check the content of a state.json; `where` is its place for messages.
 
     Raises DamagedCheckpointError when it differs from the written content or names files that no checkpoint has, and
-    CheckpointError for another format.
+    CheckpointError for another format: it may be whole, and no older one is to take its place.
     """
-    try:
-        record = _parsed(text, where)
-    except RecursionError as error:
-        raise DamagedCheckpointError(f"{where} is damaged: it is nested too deeply") from error
-    for name in record.files:
-        if not _is_plain(name) or any(str(parent) in record.files for parent in PurePosixPath(name).parents):
-            raise DamagedCheckpointError(f"{where} is damaged: it names the file {name!r:.200}")
-    return record
-
-
-def _parsed(text: bytes, where: str) -> Record:
     try:
         found: JSON = json.loads(text.decode())
         if not isinstance(found, dict):
-            raise DamagedCheckpointError(f"{where} is damaged: expected a mapping, found {found!r:.200}")
-        files = found.get("files")
-        if isinstance(files, dict) and len(files) > _MOST_FILES:
-            raise DamagedCheckpointError(
-                f"{where} is damaged: expected at most {_MOST_FILES:,} files, found {len(files):,}"
-            )
+            raise ValueError(f"expected a mapping, found {found!r:.200}")
         own = found.pop(_CHECKSUM, None)
         is_whole = own == _own_checksum(found)
-        if is_whole or own is None:  # every format has this checksum, but for those before 3
-            _check_format(found, where)
+        # Every format has this checksum, but for those before 3.
+        if (is_whole or own is None) and type(number := found.get("format")) is int:
+            FORMAT.check(number, where, named_writer(found.get("versions")), CheckpointError)
+        if (count := len(as_object(found.get("files")))) > _MOST_FILES:
+            raise ValueError(f"expected at most {_MOST_FILES:,} files, found {count:,}")
         record = Record.model_validate(found)
-    except ValidationError as error:
-        faults = describe(error).encode("utf-8", "backslashreplace").decode()
-        raise DamagedCheckpointError(f"{where} is damaged: {faults:.500}") from error
-    except ValueError as error:
-        raise DamagedCheckpointError(f"{where} is damaged: {error}") from error
-    if not is_whole:
-        raise DamagedCheckpointError(f"{where} is damaged: it does not hold what was written")
+        if not is_whole:
+            raise ValueError("it does not hold what was written")
+        for name in record.files:
+            if not _is_plain(name) or any(str(parent) in record.files for parent in PurePosixPath(name).parents):
+                raise ValueError(f"it names the file {name!r:.200}")
+    except (ValueError, RecursionError) as error:
+        fault = describe(error) if isinstance(error, ValidationError) else str(error)
+        shown = fault.encode("utf-8", "backslashreplace").decode()
+        raise DamagedCheckpointError(f"{where} is damaged: {shown:.500}") from error
     return record
-
-
-def _check_format(record: Mapping[str, JSON], where: str) -> None:
-    """Raise CheckpointError for a checkpoint by another agentrl: it may be whole, and no older one is to take its
-    place."""
-    if type(number := record.get("format")) is int:
-        FORMAT.check(number, where, named_writer(record.get("versions")), CheckpointError)
 
 
 def verified(path: Path, step: int | None = None) -> Record:
@@ -185,45 +167,32 @@ def verified(path: Path, step: int | None = None) -> Record:
     Raises DamagedCheckpointError, and CheckpointError when it cannot be read or is of another format: it may be whole,
     and is not to be passed over for an older one.
     """
-    try:
-        return _verified(path, step)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _verified(path: Path, step: int | None) -> Record:
     there = listing(path)
-    own = there.pop(STATE_FILE, None)
-    if own is None:
+    sizes = {name: entry.st_size for name, entry in there.items() if stat.S_ISREG(entry.st_mode)}
+    if STATE_FILE not in sizes:
         raise DamagedCheckpointError(
-            f"{path} has no {STATE_FILE}: it is half-written, or not a checkpoint (those are named step_000012)"
+            f"{path} has no {STATE_FILE}, or a link in its place: it is half-written, or not a checkpoint (those are "
+            "named step_000012)"
         )
-    if not stat.S_ISREG(own.st_mode):
-        raise DamagedCheckpointError(f"{path / STATE_FILE} is a link or no file")
-    record = read_record((path / STATE_FILE).read_bytes(), str(path / STATE_FILE))
+    with _readable(path):
+        record = read_record((path / STATE_FILE).read_bytes(), str(path / STATE_FILE))
     if step is not None and record.step != step:
         raise DamagedCheckpointError(f"{path} is of step {record.step}, as its {STATE_FILE} says: it was renamed")
     by = f" ({named_writer(record.versions) or 'an agentrl that it does not name'} wrote it)"
+    in_part = f"{path} is half-written, or was copied in part"
     for name, expected in record.files.items():
-        found = there.get(name)
-        if found is None:
-            raise DamagedCheckpointError(
-                f"{path} is half-written, or was copied in part: {name} is missing, or in a folder that is a link{by}"
-            )
-        if not stat.S_ISREG(found.st_mode):
-            raise DamagedCheckpointError(f"{path} is damaged: {name} is a link or no file")
-        if found.st_size != expected.bytes:
-            raise DamagedCheckpointError(
-                f"{path} is half-written, or was copied in part: {name} has {found.st_size:,} bytes, want "
-                f"{expected.bytes:,}{by}"
-            )
+        if name not in sizes:
+            raise DamagedCheckpointError(f"{in_part}: {name} is missing, or behind a link{by}")
+        if sizes[name] != expected.bytes:
+            raise DamagedCheckpointError(f"{in_part}: {name} has {sizes[name]:,} bytes, want {expected.bytes:,}{by}")
     # Readers take every shard of a folder. Notes and the like of a user's own are left alone.
     for name in sorted(there.keys() - record.files.keys()):
         if name.endswith(".safetensors"):
             raise DamagedCheckpointError(f"{path} is damaged: {name!r} was not written with it; move it away")
-    for name, checksum in zip(record.files, _checksums(path, record.files), strict=True):
-        if checksum != record.files[name].xxh3:
-            raise DamagedCheckpointError(f"{path} is damaged: {name} does not hold what was written{by}")
+    with _readable(path):
+        for name, checksum in zip(record.files, _checksums(path, record.files), strict=True):
+            if checksum != record.files[name].xxh3:
+                raise DamagedCheckpointError(f"{path} is damaged: {name} does not hold what was written{by}")
     return record
 
 
@@ -233,14 +202,12 @@ def listing(dir: Path) -> dict[str, os.stat_result]:
     Raises CheckpointError when a folder cannot be read.
     """
     found: dict[str, os.stat_result] = {}
-    try:
+    with _readable(dir):
         for folder, folders, files in os.walk(dir, onerror=_refuse):
             for name in [*folders, *files]:
                 path = Path(folder, name)
                 if not stat.S_ISDIR((entry := path.lstat()).st_mode):
                     found[path.relative_to(dir).as_posix()] = entry
-    except OSError as error:
-        raise _unreadable(dir, error) from error
     return found
 
 
@@ -248,8 +215,15 @@ def _refuse(error: OSError) -> None:
     raise error
 
 
-def _unreadable(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{path} cannot be read: {error}. It may be whole, so no older one is taken instead")
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raise CheckpointError where the disk does not answer."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}. It may be whole, so no older one is taken instead"
+        ) from error
 
 
 def _is_plain(name: str) -> bool:
@@ -267,11 +241,8 @@ def _checksums(dir: Path, names: Iterable[str]) -> list[str]:
 
 
 def _checksum(path: Path) -> str:
-    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _own_checksum(record: Mapping[str, JSON]) -> str:

@@ -252,7 +252,7 @@ def state_is(change: Callable[[str], str]) -> Callable[[Path], object]:
             lambda path: (path / "policy/shard-2.safetensors").touch(),
             r"policy/shard-2\.safetensors' was not written with it; move it away",
         ),
-        (move_and_link, r"critic/deep/weights\.bin is missing, or in a folder that is a link"),
+        (move_and_link, r"critic/deep/weights\.bin is missing, or behind a link"),
     ],
 )
 def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, damage: Callable[[Path], object], said: str) -> None:
