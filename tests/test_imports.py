@@ -48,7 +48,7 @@ def test_import_without_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("first", ["agentrl", "benchmarks"])
+@pytest.mark.parametrize("first", ["agentrl", "benchmarks", "labs"])
 @pytest.mark.parametrize(
     ("torch_is_there", "given", "warns"),
     [

@@ -42,7 +42,7 @@ def test_every_source_and_config_file_is_in_the_wheel(agentrl_wheel: Path) -> No
         for file in (PROJECT / folder).rglob("*"):
             if file.is_file() and "__pycache__" not in file.parts:
                 assert f"{place}/{file.relative_to(PROJECT / folder)}" in inside
-    assert not any(name.startswith(("tests/", "benchmarks/", "configs/")) for name in inside)
+    assert not any(name.startswith(("tests/", "benchmarks/", "labs/", "configs/")) for name in inside)
 
 
 def test_an_older_python_is_refused_by_name(tmp_path: Path) -> None:

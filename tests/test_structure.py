@@ -20,7 +20,7 @@ BROUGHT = ("verl", "trl", "view", "replay", "environments", "serve", "suites")
 """Annexes that the core does without, and finds by their entry points."""
 ENTRANCES = {"__init__", "__main__"}
 """Modules of the package itself, which may import every room."""
-WORDED = ("agentrl", "sandbox", "tools", "interactions", "data_prep", "benchmarks", "examples")
+WORDED = ("agentrl", "sandbox", "tools", "interactions", "data_prep", "benchmarks", "labs", "examples")
 FIRST = re.compile(r"\s*(?:Of|That|Those|Whether|As|It|Whoever|What|Where)\b")
 """Words that no docstring begins with: the sentence would need its neighbours, which a tooltip does not show."""
 LATER = re.compile(r"[.!?]\s+(?:Of|That|Those)\b")

@@ -27,15 +27,23 @@ PAGE = PROJECT / "docs" / "performance.md"
 MARKS = ("<!-- make test-all -->", "<!-- end of make test-all -->")
 
 SOAKS = {
+    "arena-credit": ["-m", "labs.arena.credit", "--seeds", "2"],
+    "async-simulation": ["-m", "labs.cluster.async_simulation", "--nodes", "8", "--prompts", "512", "--steps", "12"],
     "chat-templates": ["-m", "benchmarks.templates"],
-    "fault-matrix": ["-m", "benchmarks.fault_matrix", "--slow"],
+    "fault-matrix": ["-m", "labs.fault_matrix", "--slow"],
+    "compaction-pays": ["-m", "labs.learning.compaction_pays", "--seeds", "11"],
     "faulty-tools": ["-m", "benchmarks.tools.faulty_tools"],
+    "feedback-pays": ["-m", "labs.learning.feedback_pays", "--seeds", "0"],
     "quickstart-seeds": ["-m", "benchmarks.training.quickstart_seeds"],
+    "router-simulation": ["-m", "labs.cluster.router_simulation"],
     "sandbox-soak": ["-m", "benchmarks.tools.sandbox_latency", "--runs", "0", "--soak", "5000"],
     "slow-connections": ["-m", "benchmarks.tools.slow_connections"],
+    "stale-gradient": ["-m", "labs.learning.stale_gradient", "--seeds", "4"],
+    "step-calibration": ["-m", "labs.cluster.step_calibration", "--steps", "1"],
+    "trainer-deaths": ["-m", "labs.deaths.trainer_deaths", "--kills", "2", "--bounds", "1"],
     "worker-deaths": ["-m", "benchmarks.training.worker_deaths", "--kills", "20"],
 }
-"""Programs that exit with 1 when what they try does not hold."""
+"""Programs that exit with 1 when what they try does not hold, or that cannot be run any more."""
 
 
 @dataclass(frozen=True, slots=True)

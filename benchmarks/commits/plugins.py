@@ -20,8 +20,9 @@ def run(old: Side, new: Side) -> JSON:
     shutil.rmtree(folder, ignore_errors=True)
     for name in ROOMS:
         shutil.copytree(new.tree / name, folder / name)
-    for name in ("tests", "docs", "benchmarks", "examples"):
-        shutil.copytree(old.tree / name, folder / name)
+    for name in ("tests", "docs", "benchmarks", "labs", "examples"):
+        if (old.tree / name).exists():  # commits of November 2026 have no labs
+            shutil.copytree(old.tree / name, folder / name)
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(old.tree / name, folder / name)
     mixed = Side(new.name, folder, new.results, new.python, None, new.assets)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import ParamSpec
 
 from agentrl.system.json_value import JSON
-from benchmarks.training.step_before import TREE, checked_out
 
 P = ParamSpec("P")
+TREE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,20 @@ def commit_hash(commit: str) -> str:
     if found.returncode:
         raise SystemExit(f"{commit}: not a commit of {TREE}")
     return found.stdout.strip()
+
+
+@contextmanager
+def checked_out(commit: str, folder: Path) -> Iterator[Path]:
+    """Check a commit of this repository out into a folder. Raises SystemExit for a name without a commit."""
+    made = subprocess.run(
+        ["git", "worktree", "add", "--detach", str(folder), commit], cwd=TREE, capture_output=True, text=True
+    )
+    if made.returncode:
+        raise SystemExit(f"{commit}: {made.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", str(folder)], cwd=TREE, check=True)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from agentrl.config import Config
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.model.lora import Lora
-from benchmarks.fault_matrix.recompute import TrainedSequence, advantages_of, rows_of, sequences_of, survives
+from benchmarks.exact.recompute import TrainedSequence, advantages_of, rows_of, sequences_of, survives
 
 EPSILON = 1e-8
 """AdamW's, and the whitening's."""

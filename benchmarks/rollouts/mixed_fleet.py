@@ -3,7 +3,7 @@
     python -m benchmarks.rollouts.mixed_fleet \\
         --sglang-python .venv-sglang/bin/python --vllm-python .venv-vllm/bin/python [--kills 60]
 
-Two servers of each software on the CPU serve dialogues of 3 turns, as in `sglang_failure`. A server with running
+Two servers of each software on the CPU serve dialogues of 3 turns (`sglang_work`). A server with running
 requests is killed whenever two serve; every fifth kill falls into an update of the weights. The engine starts killed
 servers again. It prints trajectories without a full record, of which there must be none, and exits with 1 otherwise.
 """
@@ -40,7 +40,6 @@ from agentrl.engines.vllm.process import VLLMProcess
 from agentrl.engines.weights import Weights
 from agentrl.system.http import allow_many_files, http_client
 from agentrl.trajectory import Status, Trajectory
-from benchmarks.rollouts.sglang_failure import answers
 from benchmarks.rollouts.sglang_work import MODEL_LENGTH, Shape, policy, scheduler
 
 SHAPE = Shape(dialogues=32, turns=3, fewest=32, most=64)
@@ -154,7 +153,8 @@ class Fleet:
 def whole(number: int, trajectory: Trajectory) -> bool:
     """Say whether a trajectory has all its turns, in full."""
     lengths = [SHAPE.length(number, turn) for turn in range(SHAPE.turns)]
-    return trajectory.status is Status.COMPLETED and list(map(len, answers(trajectory))) == lengths
+    sampled = [turn.end - turn.start for turn in trajectory.turns if turn.finish_reason]
+    return trajectory.status is Status.COMPLETED and sampled == lengths
 
 
 async def measure(folder: Path, kills: int, sglang_servers: int, vllm_servers: int) -> dict[str, float]:

@@ -135,10 +135,8 @@ def interleaved(trl_python: Path, policy: Path, rows: Path, delay: float, steps:
 
 
 @contextmanager
-def trainer(
-    command: list[str], policy: Path, rows: Path, delay: float, tree: Path | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """A trainer that makes one step for each line it is given; `tree`: the directory whose code it runs."""
+def trainer(command: list[str], policy: Path, rows: Path, delay: float) -> Iterator[subprocess.Popen[str]]:
+    """A trainer that makes one step for each line it is given."""
     options = {
         "policy": policy,
         "rows": rows,
@@ -151,7 +149,7 @@ def trainer(
     arguments = [f"--{name}={value}" for name, value in options.items()]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=tree
+            [*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
         )
         try:
             yield process

@@ -13,8 +13,8 @@ PROMPT = (50, 400)
 GROUP = 8
 
 
-def ragged_batch(sequences: int, seed: int = 1) -> tuple[RaggedBatch, torch.Tensor]:
-    """Make a batch like those of rollouts; return it and the number of each prompt's tokens [N] int64."""
+def ragged_batch(sequences: int, seed: int = 1) -> RaggedBatch:
+    """Make a batch like those of rollouts."""
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(*PROMPT, (-(-sequences // GROUP),), generator=generator)
     prompts = prompts.repeat_interleave(GROUP)[:sequences]
@@ -25,7 +25,7 @@ def ragged_batch(sequences: int, seed: int = 1) -> tuple[RaggedBatch, torch.Tens
     tokens = int(offsets[-1])
     places = torch.arange(tokens) - offsets[:-1].repeat_interleave(lengths)
     mask = places >= prompts.repeat_interleave(lengths)
-    batch = RaggedBatch.from_columns(
+    return RaggedBatch.from_columns(
         offsets=offsets,
         ids=torch.randint(0, 150_000, (tokens,), generator=generator),
         mask=mask,
@@ -38,4 +38,3 @@ def ragged_batch(sequences: int, seed: int = 1) -> tuple[RaggedBatch, torch.Tens
         policy=torch.zeros(sequences, dtype=torch.int32),
         policies=("policy",),
     )
-    return batch, prompts

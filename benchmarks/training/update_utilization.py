@@ -71,7 +71,7 @@ def make_policy(shape: ModelShape, folder: Path, device: str) -> None:
 
 def made_batch(shape: ModelShape, tokens: int, longest: int) -> RaggedBatch:
     """About so many tokens, as an update takes them."""
-    batch, _ = ragged_batch(max(8, tokens // 300))
+    batch = ragged_batch(max(8, tokens // 300))
     batch = batch.select([row for row, length in enumerate(batch.lengths.tolist()) if length <= longest])
     batch = batch.select(range(int((batch.lengths.cumsum(0) <= tokens).sum())))
     generator = torch.Generator().manual_seed(2)

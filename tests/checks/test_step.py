@@ -234,7 +234,7 @@ def test_the_pages_commands_are_accepted(tmp_path: Path) -> None:
     blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     commands = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     assert {words[2] for words in commands} == {
-        *("agentrl.train", "agentrl.replay", "benchmarks.fault_matrix", "benchmarks.training.clean_steps")
+        *("agentrl.train", "agentrl.replay", "labs.fault_matrix", "benchmarks.training.clean_steps")
     }
     for words in commands:
         if words[2] == "agentrl.train":

@@ -14,12 +14,28 @@ import pytest
 
 from agentrl.containers.contract import ContainerOptions
 from agentrl.openai_api.agents import AgentOptions
-from benchmarks.rollouts.containers import make_root, mounts
 from tests.harnesses.conftest import IS_RIGHT, bench, chat, harnessed
 
 __all__ = ["bench", "chat", "harnessed"]
 
 LINE = ("podman", "--runtime", "runc")
+BORROWED = ("usr", "lib", "lib64", "bin", "sbin")
+EMPTY = ("etc", "proc", "dev", "sys", "tmp", "run", "work", "var", "var/tmp")
+
+
+def make_root(folder: Path) -> None:
+    """Make a root of empty folders, and the files that podman makes, but not in a root of other numbers."""
+    for name in (*BORROWED, *EMPTY):
+        (folder / name).mkdir()
+    for name in ("hostname", "hosts", "resolv.conf", "passwd", "group"):
+        (folder / "etc" / name).touch()
+    folder.chmod(0o755)
+
+
+def mounts() -> list[str]:
+    """Return the words that mount this machine's programs."""
+    there = [name for name in BORROWED if Path("/", name).exists()]
+    return [word for name in there for word in ("--volume", f"/{name}:/{name}:ro")]
 
 
 @functools.cache

@@ -11,9 +11,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.rollouts.containers import mounts
 from data_prep.tasks import main
-from tests.containers.conftest import LINE, names, need_containers, root
+from tests.containers.conftest import LINE, mounts, names, need_containers, root
 from tests.e2e.conftest import forked_command
 from tests.e2e.test_docs import commands
 from tests.e2e.test_train import lines

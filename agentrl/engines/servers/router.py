@@ -11,7 +11,7 @@ A server may take `SLOW` times as long for a token as the median one. Then each 
 no session stays while another server is free: a dying disk or a throttled GPU must not hold up a step.
 
 No I/O, no clock: the same calls give the same routes. The rules and both numbers were chosen by simulation:
-`benchmarks/cluster/router_simulation.py`.
+`labs/cluster/router_simulation.py`.
 """
 
 from __future__ import annotations

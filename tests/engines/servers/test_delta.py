@@ -14,12 +14,56 @@ from agentrl.engines.contract import EngineError, RequestError
 from agentrl.engines.servers.client import WeightChecksums, WeightReceiver
 from agentrl.engines.servers.delta import GAP, DeltaReceiver, decode, differing, encode
 from agentrl.engines.servers.sync import DeltaSender, DiskSender
+from agentrl.engines.servers.sync.buckets import Bucket, Entry
+from agentrl.engines.servers.sync.update import Comparison
 from agentrl.engines.sglang.checksums import Expectation
 from agentrl.engines.weights import Weights
 from agentrl.system.metrics import Metrics
-from benchmarks.rollouts.delta_weights import InMemory, PlainServer
 
 DTYPES = (torch.float32, torch.bfloat16)
+
+
+class PlainServer:
+    """A server in this process: the receiving half, and parameters that it answers the checksums of."""
+
+    url = "http://in-this-process"
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.held: dict[str, torch.Tensor] = {}
+        self.dtype = dtype
+        self.receiver = DeltaReceiver(self.load, lambda: self.held.values())
+
+    def load(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in named:
+            self.held.setdefault(name, torch.empty(tensor.shape, dtype=self.dtype)).copy_(tensor)
+
+    async def held_weights(self, timeout: float) -> str:
+        return self.receiver.held
+
+    async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
+        expected = Expectation()
+        for name, tensor in self.held.items():
+            content = tensor.view(-1).view(torch.uint8)
+            expected.add(Bucket([Entry(name, tuple(tensor.shape), self.dtype, 0, len(content))], content, last=False))
+        return WeightChecksums({"target/0/0": expected.checksums()}, predictable=True)
+
+
+class InMemory:
+    """A WeightSender that calls the receiving half."""
+
+    compared: Comparison = "none"
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype, self.bytes_sent = dtype, 0
+
+    async def send(self, servers: Sequence[WeightReceiver], weights: Weights, version: int) -> dict[str, Exception]:
+        self.bytes_sent = sum(tensor.nbytes for _, tensor in weights.read())
+        for server in servers:
+            cast(PlainServer, server).receiver(weights.read())
+        return {}
+
+    async def close(self) -> None:
+        return
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,3 @@
+"""Experiments: trainings, simulations and faults that answer a question; `labs/README.md` lists them."""
+
+import agentrl  # noqa: F401 - before torch, whose threads would spin otherwise
