@@ -19,7 +19,7 @@ import shlex
 import shutil
 import socket
 import tempfile
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -173,24 +173,20 @@ class CommandLine(Containers):
         """Run the command line to its end; return its status, and its output or, where it failed, its errors."""
         seconds = self._options.start_timeout if seconds is None else seconds
         with (stdin or Path(os.devnull)).open("rb") as given:
-            process, stdout, stderr = await self._begun(*(line or self._words), *words, stdin=given)
-        try:
-            async with asyncio.timeout(seconds):
-                out, err = await asyncio.gather(_read(stdout), _read(stderr))
-                await process.wait()
-        except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            if isinstance(error, TimeoutError):
-                return -1, f"no end after {seconds:g} s"
-            raise
-        status = process.returncode or 0
+            async with self._begun(*(line or self._words), *words, stdin=given) as (process, stdout, stderr):
+                try:
+                    async with asyncio.timeout(seconds):
+                        out, err = await asyncio.gather(_read(stdout), _read(stderr))
+                        status = await process.wait()
+                except TimeoutError:
+                    return -1, f"no end after {seconds:g} s"
         return status, (out if status == 0 else err or out).decode(errors="replace")
 
+    @contextlib.asynccontextmanager
     async def _begun(
         self, *words: str, stdin: IO[bytes] | int = asyncio.subprocess.DEVNULL
-    ) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamReader]:
-        """Start a command in its folder and environment; return it, its stdout and its stderr."""
+    ) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamReader]]:
+        """Start a command in its folder and environment, with its stdout and stderr; kill it when this is left."""
         process = await asyncio.create_subprocess_exec(
             *words,
             stdin=stdin,
@@ -201,7 +197,10 @@ class CommandLine(Containers):
             start_new_session=True,
         )
         assert process.stdout is not None and process.stderr is not None
-        return process, process.stdout, process.stderr
+        try:
+            yield process, process.stdout, process.stderr
+        finally:
+            process._transport.close()  # type: ignore[attr-defined]  # kills it; its pipes wait for no collector
 
     async def run(self, words: Sequence[str], environment: Mapping[str, str], secret: str, most: int) -> Process:
         """Start the command line, and go on."""
@@ -210,9 +209,11 @@ class CommandLine(Containers):
 
     async def stream(self, words: Sequence[str], out: Path, most: int) -> None:
         """Write the output of the command line to a file. Raises ContainerFailed."""
-        process, stdout, stderr = await self._begun(*self._words, *words)
         try:
-            async with asyncio.timeout(self._options.start_timeout):
+            async with (
+                self._begun(*self._words, *words) as (process, stdout, stderr),
+                asyncio.timeout(self._options.start_timeout),
+            ):
                 size = 0
                 with out.open("wb") as file:
                     while piece := await stdout.read(1 << 20):
@@ -225,9 +226,6 @@ class CommandLine(Containers):
                     raise self._failed("taking its files", status, said)
         except TimeoutError as error:
             raise ContainerFailed(f"taking its files took more than {KEY}.start_timeout") from error
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
 
     async def remove(self, name: str) -> None:
         """Remove a container by force. One that stays is named in the log, with what to type."""

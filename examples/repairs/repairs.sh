@@ -15,7 +15,7 @@ model=runs/smollm2/model out=runs/repairs seed=${SEED:-1}
   python examples/repairs/record.py "$out/warm-up-data/train.parquet" "$out/recorded.parquet" 96
 }
 [ -e "$out/warm-up/policy" ] || python -m agentrl.sft data.train_files="$out/recorded.parquet" \
-  data.train_batch_size=8 data.max_token_len_per_gpu=2048 trainer.total_epochs=1 model.path="$model" \
+  data.train_batch_size=8 data.max_token_len_per_gpu=2048 trainer.total_epochs=2 model.path="$model" \
   model.chat_template=examples/smollm2/chat_template.jinja optim.lr=5e-5 trainer.default_local_dir="$out/warm-up"
 proxy=actor_rollout_ref.rollout.agent.openai_proxy words=()
 [ -z "${IMAGE:-}" ] || words=("$proxy.start=container" "$proxy.container.image=$IMAGE")

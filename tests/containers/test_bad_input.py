@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import os
 import re
+import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,6 +21,8 @@ from pydantic import ValidationError
 
 from agentrl.config.registries import AGENT_STARTERS
 from agentrl.config.sections.rollout import OpenAIProxyConfig
+from agentrl.containers.command_line import CommandLine
+from agentrl.containers.contract import ContainerOptions
 from agentrl.errors import ConfigError
 from agentrl.openai_api import agent_container
 from agentrl.openai_api.agents import AgentOptions
@@ -23,6 +30,7 @@ from tests.containers.conftest import LINE, names, need_containers
 from tests.containers.test_sessions import COMMAND, WRITES, mine, todo
 from tests.harnesses.conftest import Harnessed
 from tests.small_disk import small_disk_in
+from tests.waiting import until
 
 Options = Callable[..., AgentOptions]
 
@@ -38,6 +46,29 @@ def test_a_client_whose_daemon_does_not_answer(tmp_path: Path, said: str) -> Non
     line = script(tmp_path / "docker", f"echo Client:; echo '{said}' >&2; exit 1")
     with pytest.raises(ConfigError, match=r"docker info`: .*apt-get install podman runc.*container\.command_line"):
         agent_container.build(AgentOptions(command=COMMAND, container={"command_line": line, "image": "x"}))
+
+
+def test_a_call_that_a_stop_cuts_off_leaves_no_pipe_to_the_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = tmp_path / "began"
+    line = script(tmp_path / "podman", f'[ "$1" = image ] || exit 0; sleep 3600 & echo $! >{began}; wait')
+
+    async def cut_off() -> None:
+        starter = CommandLine()
+        await starter.open(ContainerOptions(command_line=line))
+        calling = asyncio.create_task(starter.find("x"))
+        await until(lambda: began.exists() and began.read_text() != "")
+        calling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await calling
+
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    asyncio.run(cut_off())
+    gc.collect()
+    os.kill(int(began.read_text()), signal.SIGKILL)  # it holds the pipes, as a container's monitor does
+    assert not ignored
 
 
 def test_no_command_line_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
