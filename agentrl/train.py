@@ -83,7 +83,7 @@ def training(
 
     objects = UserObjects(loops or {}, tools, interactions, reward)
     with of_one_run():
-        config = as_config(config)
+        config = as_config(config, objects.keys)
         with (
             open_observers(config.trainer.observers, config.trainer.observer_options, observers) as watching,
             open_display(f"{config.trainer.project_name} · {config.trainer.experiment_name}") as display,

@@ -10,14 +10,20 @@ from agentrl.config.section import Finding, Section
 from agentrl.errors import ConfigError
 
 
-def check(config: Section, given: Collection[str], ours: Callable[[], Collection[str]] = tuple) -> list[str]:
+def check(
+    config: Section,
+    given: Collection[str],
+    ours: Callable[[], Collection[str]] = tuple,
+    supplied: Collection[str] = (),
+) -> list[str]:
     """Return the remarks. Raises ConfigError with a line for each key that the config cannot have with the others.
 
     Args:
         given: the keys that the user gave.
         ours: finds those that a YAML file of ours gave: one without an effect is no mistake of the user's.
+        supplied: keys whose part a script gives as objects.
     """
-    found = list(findings(config, given))
+    found = list(findings(config, given, supplied))
     wrong = [finding for finding in found if finding.kind != "remark"]
     if any(finding.kind == "no effect" for finding in wrong):
         own = ours()
@@ -27,20 +33,25 @@ def check(config: Section, given: Collection[str], ours: Callable[[], Collection
     return [finding.text for finding in found if finding.kind == "remark"]
 
 
-def findings(config: Section, given: Collection[str], *, look_up: bool = True) -> Iterator[Finding]:
+def findings(
+    config: Section, given: Collection[str], supplied: Collection[str] = (), *, look_up: bool = True
+) -> Iterator[Finding]:
     """Yield all that the rules of keys, then those of sections, have to say; `given`: the keys that the user gave.
 
     look_up: false: no file and no code that a key names is looked for.
     """
-    yield from of_keys(config, given, look_up=look_up)
+    yield from of_keys(config, given, supplied, look_up=look_up)
     yield from of_sections(config)
 
 
-def of_keys(config: Section, given: Collection[str], *, look_up: bool = True) -> Iterator[Finding]:
+def of_keys(
+    config: Section, given: Collection[str], supplied: Collection[str] = (), *, look_up: bool = True
+) -> Iterator[Finding]:
     """Yield the findings of the rules that keys declare; a key that one denies its effect is judged no further."""
     keys, leaves = all_keys(type(config)), leaf_keys(type(config))
     found, default = flatten(config.model_dump(mode="json"), leaves), flatten(defaults(type(config)), leaves)
-    values = Values(found, {key for key in given if key in found and (found[key] or found[key] != default[key])})
+    effective = {key for key in given if key in found and (found[key] or found[key] != default[key])}
+    values = Values(found, effective, supplied)
     for path, key in keys.items():
         for rule, section in key.rules:
             if rule.looks_up and not look_up:

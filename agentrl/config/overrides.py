@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Protocol
@@ -26,16 +26,18 @@ Overrides = Mapping[str, Value] | Sequence[str]
 """Values by dotted key, {"trainer.seed": 2}, or arguments of a command line, ["trainer.seed=2"]."""
 
 
-def as_config(given: Config | Overrides) -> Config:
+def as_config(given: Config | Overrides, supplied: Collection[str] = ()) -> Config:
     """Return a config as it is, or load the training config with overrides.
+
+    supplied: keys whose part a script gives as objects.
 
     Raises ConfigError as `load_config`, and for a value of a type that no key has.
     """
     if isinstance(given, Config):
         return given
     if isinstance(given, Mapping):
-        return load_config([as_override(key, value) for key, value in given.items()])
-    return load_config(list(given))
+        given = [as_override(key, value) for key, value in given.items()]
+    return load_config(list(given), supplied=supplied)
 
 
 def as_override(key: str, value: Value) -> str:

@@ -48,6 +48,8 @@ class Values:
     all: Mapping[str, JSON]
     given: Collection[str]
     """Without keys that are set to a default which asks for nothing: null, false, 0 or something empty."""
+    supplied: Collection[str] = ()
+    """Keys whose part a script gives as objects."""
 
     def names(self, key: str) -> list[str]:
         """Return the text, or the list of texts, that the key's type allows; empty for null."""
@@ -157,7 +159,7 @@ class OnlyWith(Rule):
         if key not in values.given or values.all[key] in self.off:
             return []
         here = found(self.conditions, place)
-        if not here or any(condition.holds(values.all[other]) for other, condition in here):
+        if not here or any(key in values.supplied or condition.holds(values.all[key]) for key, condition in here):
             return []
         return [f"{key}={shown(values.all[key])} has no effect: it needs {self._needed(place)}"]
 

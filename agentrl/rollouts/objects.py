@@ -26,3 +26,14 @@ class UserObjects:
     reward: Callable[..., object] | RewardManager | None = None
     """Scores every trajectory, in place of the scorers by data source; see docs/rewards.md. A manager is used as it is,
     in place of the one that the config names."""
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of the config that name such parts, and that these objects stand in for."""
+        rollout = "actor_rollout_ref.rollout"
+        named: Sequence[tuple[str, object]] = (
+            (f"{rollout}.agent.agent_loop_config_path", self.loops),
+            (f"{rollout}.multi_turn.tool_config_path", self.tools),
+            (f"{rollout}.multi_turn.interaction_config_path", self.interactions),
+        )
+        return [key for key, objects in named if objects]

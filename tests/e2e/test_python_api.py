@@ -29,6 +29,7 @@ from agentrl.config.overrides import _text, as_config
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.errors import CodeError, ConfigError
 from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.rollouts.objects import UserObjects
 from agentrl.trainer.last_step import LastStep
 from agentrl.trainer.observer import Step, StepObserver
 from agentrl.trajectory import Status
@@ -99,6 +100,27 @@ def test_values_are_read_as_they_were_written(value: Any) -> None:
         return [plain(one) for one in value] if isinstance(value, list) else getattr(value, "text", value)
 
     assert plain(read) == (str(value) if isinstance(value, Path) else value)
+
+
+TURNS = "actor_rollout_ref.rollout.multi_turn"
+OBJECTS: dict[str, tuple[object, dict[str, int]]] = {
+    "tools": ([len], {f"{TURNS}.max_tool_response_length": 64, f"{TURNS}.tool_timeout": 5, "tools.max_concurrent": 2}),
+    "interactions": ([object()], {f"{TURNS}.max_user_turns": 2, "tools.max_concurrent": 2}),
+    "loops": ({"mine": AgentLoop}, {f"{TURNS}.max_user_turns": 2, f"{TURNS}.max_parallel_calls": 1}),
+}
+
+
+@pytest.mark.parametrize("part", OBJECTS)
+def test_keys_of_a_part_that_is_given_as_objects_have_an_effect(part: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.parquet"
+    rows.touch()
+    own = [f"data.train_files={rows}", "data.val_files=null", f"actor_rollout_ref.model.path={tmp_path}"]
+    objects, settings = OBJECTS[part]
+    given = [f"{key}={value}" for key, value in settings.items()]
+    with pytest.raises(ConfigError) as refused:
+        as_config([*own, *given])
+    assert str(refused.value).count("has no effect") == len(given)
+    as_config([*own, *given], UserObjects(**{part: objects}).keys)  # type: ignore[arg-type]
 
 
 def test_a_config_comes_from_a_mapping_a_command_line_or_a_config() -> None:
