@@ -221,7 +221,8 @@ def _parsed(text: str) -> JSON:
     try:
         return parse_json(text)
     except ValueError as error:
-        raise Unfit("", f"a list of messages, or one in JSON text ({error})", text) from None
+        expected = 'a list of messages, e.g. [{"role": "user", "content": "..."}], or one in JSON text'
+        raise Unfit("", f"{expected} ({error})", text) from None
 
 
 def _read_message(message: object, place: str) -> Message:

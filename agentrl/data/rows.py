@@ -17,6 +17,7 @@ from agentrl.errors import DataError
 from agentrl.trajectory import Message, Part
 from agentrl.trajectory.picture import Picture, image_part
 from agentrl.trajectory.sample import Sample
+from agentrl.trajectory.trajectory import NO_SOURCE
 
 PLACEHOLDER = "<image>"
 
@@ -78,7 +79,7 @@ class Columns:
         extra = values.get("extra_info", {})
         sample = Sample(
             prompt=prompt,
-            data_source=values.get(self.data_source, "unknown"),
+            data_source=values.get(self.data_source, NO_SOURCE),
             agent_name=values.get("agent_name") or extra.get("agent_name") or "",
             ground_truth=values.get(self.reward_model, {}).get("ground_truth"),
             ability=values.get("ability"),

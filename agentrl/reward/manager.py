@@ -29,6 +29,7 @@ from agentrl.system.metrics import Metrics
 from agentrl.system.plugin import nearest
 from agentrl.trajectory import Message, Trajectory
 from agentrl.trajectory.sample import Sample
+from agentrl.trajectory.trajectory import NO_SOURCE
 
 NEEDED = {
     "code": "judged by running programs: start `python -m sandbox.server`, and name it with "
@@ -111,9 +112,11 @@ class NaiveRewardManager(RewardManager):
             if isinstance(scorer, str):
                 raise ConfigError(f"data_source {source!r} is {NEEDED[scorer]}")
             if scorer is None and not self.beside_model:
+                whose = f"data_source {source!r} has no scorer{nearest(source, self.sources())}"
+                if source == NO_SOURCE:
+                    whose = "rows without a text in the column data_source have no scorer"
                 raise DataError(
-                    f"data_source {source!r} has no scorer{nearest(source, self.sources())}; known are "
-                    f"{', '.join(self.sources())}: name one of yours in reward_model.scorers, or set "
+                    f"{whose}; known are {', '.join(self.sources())}: name yours in reward_model.scorers, or set "
                     "custom_reward_function.path to a file with a function for all rows"
                 )
 

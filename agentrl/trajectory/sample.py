@@ -23,6 +23,7 @@ class Sample:
 
     prompt: list[Message]
     data_source: str
+    """NO_SOURCE: the row has none."""
     agent_name: str
     """The loop; an alias has been replaced."""
     ground_truth: Any = None

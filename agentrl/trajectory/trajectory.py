@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Experts = npt.NDArray[np.uint8] | npt.NDArray[np.int16]
     """Numbers of experts."""
 
+NO_SOURCE = "unknown"
+"""Data source of rows without that column."""
 COUNTED = "counted_turn_reward"
 """Name, among a scorer's further numbers, of the turn rewards that its score counts already. The score pays these, and
 they are not paid a second time."""
@@ -320,7 +322,7 @@ class Trajectory:
     """Unique in the run: SPLIT/STEP/PROMPT/ROLLOUT (see `Origin.uid`)."""
     group: int
     """Index of the prompt in the batch; trajectories of one prompt share it."""
-    data_source: str = "unknown"
+    data_source: str = NO_SOURCE
     agent_name: str = "single_turn"
     transcripts: list[Transcript] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)

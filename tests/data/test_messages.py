@@ -78,7 +78,7 @@ BAD: dict[str, tuple[object, str]] = {
 TEXTS = {
     "no JSON": (
         "What is 2 + 2?",
-        r": expected a list of messages, or one in JSON text \(Expecting value",
+        r'\[{"role": "user", "content": "\.\.\."}\].* JSON text \(Expecting value.*What is 2 \+ 2\?',
     ),
     "nested deep": ("[" * DEEP + "]" * DEEP, r"JSON text \(nested too deeply\), found '\[\[\["),
     "deep in an answer": (

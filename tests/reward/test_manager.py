@@ -13,6 +13,7 @@ from agentrl.errors import CodeError, DataError
 from agentrl.reward import NaiveRewardManager, score_all
 from agentrl.trajectory import Message, Status, Trajectory, Turn
 from agentrl.trajectory.sample import Sample
+from agentrl.trajectory.trajectory import NO_SOURCE
 
 QUESTION: Message = {"role": "user", "content": "2 + 3?"}
 
@@ -73,6 +74,8 @@ async def test_the_scorer_of_a_data_source(source: str, text: str, truth: Any, s
 def test_an_unknown_data_source_is_refused_before_the_run() -> None:
     with pytest.raises(DataError, match=r"data_source 'openai/gsm8' has no scorer; did you mean 'openai/gsm8k'\?"):
         NaiveRewardManager().check(["gsm8k", "openai/gsm8"])
+    with pytest.raises(DataError, match=r"column data_source .*reward_model\.scorers"):
+        NaiveRewardManager().check([NO_SOURCE])
     assert {"openai/gsm8k", "aime*", "nq"} <= set(NaiveRewardManager().sources())
 
 
