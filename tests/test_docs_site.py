@@ -104,3 +104,10 @@ def test_keys_and_figures_of_the_troubleshooting_page_are_there() -> None:
     )
     assert len(figures) > 10
     assert [name for name in figures if f"{name.partition('/')[2]}" not in source] == []
+
+
+def test_the_page_of_the_installation_lists_every_extra_once() -> None:
+    page = (PROJECT / "docs" / "installation.md").read_text(encoding="utf-8").partition("## Extras")[2]
+    firsts = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert sorted(re.findall(r"`([\w-]+)`", " ".join(firsts))) == sorted(project["optional-dependencies"])
