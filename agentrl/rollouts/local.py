@@ -39,7 +39,7 @@ from agentrl.rollouts.saving import Saving
 from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.rollouts.trial import try_once
 from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
-from agentrl.runtime.stall import watched_loop
+from agentrl.runtime.stall import watched
 from agentrl.system.call_journal import CallJournal, Entry, OnResume, check_on_resume
 from agentrl.system.loop_thread import DelayWatch, LoopThread
 from agentrl.system.metrics import Metrics
@@ -123,9 +123,8 @@ def open_local_rollouts(
         if isinstance(config, Config):
             seen = (one.trajectories(config, scheduler, engine) for one in open_watches(config.trainer.checks.watches))
             rollouts.watches = [one for one in seen if one is not None]
-        with watched_loop(
-            "the event loop of the rollouts", loop.thread, rollouts.delay.late, LOOP_SECONDS, reporter.warn
-        ):
+        what = "nothing goes on in the rollouts, whose event loop has stood still for"
+        with watched(what, LOOP_SECONDS, reporter.warn, thread=loop.thread, seconds=rollouts.delay.late):
             yield rollouts
 
 

@@ -105,7 +105,8 @@ class LocalExecutor:
     @contextmanager
     def _around(self, role: str, method: str) -> Iterator[None]:
         name = f"{role}.{method}"
-        with profiled(self._profile, 0), nvtx_range(name), watched(name, STALL_SECONDS, logger.warning):
+        watch = watched(f"{name} has taken", STALL_SECONDS, logger.warning)
+        with profiled(self._profile, 0), nvtx_range(name), watch:
             yield
 
 

@@ -115,59 +115,41 @@ class Stall:
 
 
 @contextmanager
-def watched(what: str, period: float, say: Callable[[str], None]) -> Iterator[None]:
-    """Say where this thread is, from another one, every `period` seconds that the block lasts."""
-    watched_thread, began = threading.get_ident(), time.monotonic()
-
-    def look() -> None:
-        frame = sys._current_frames().get(watched_thread)
-        if frame is not None:
-            say(f"{what} has taken {time.monotonic() - began:.0f} s; it is in {position_of(frame)}")
-
-    with _looked_at(what, period, look):
-        yield
-
-
-@contextmanager
-def watched_loop(
-    what: str, thread: int, late: Callable[[], float], period: float, say: Callable[[str], None]
+def watched(
+    what: str,
+    period: float,
+    say: Callable[[str], None],
+    *,
+    thread: int | None = None,
+    seconds: Callable[[], float] | None = None,
 ) -> Iterator[None]:
-    """Say where an event loop's `thread` is, from another one, every `period` seconds that the loop stands still.
+    """Say where a thread is, from another one, each time that its `seconds` have grown by a `period`.
 
-    late: seconds by which the loop is late now. It is a function for another thread, as the loop itself does not
-    answer.
+    Args:
+        what: beginning of the sentence, before the seconds, e.g. `policy.update has taken`.
+        thread: the watched thread; None: this one.
+        seconds: time for which the thread has been at one thing; less than before where it is at the next. Another
+            thread calls it. None: time since the block began.
     """
-    said = 0.0
-
-    def look() -> None:
-        nonlocal said
-        seconds, frame = late(), sys._current_frames().get(thread)
-        said = said if seconds > said else 0.0
-        if seconds > said + period and frame is not None:
-            said = seconds
-            where = position_of(frame)
-            say(f"{what} has stood still for {seconds:.0f} s, and nothing else goes on: it is in {where}")
-
-    with _looked_at(what, period / 4, look):
-        yield
-
-
-@contextmanager
-def _looked_at(what: str, period: float, look: Callable[[], None]) -> Iterator[None]:
-    """Call `look` from another thread, every `period` seconds that the block lasts."""
-    ended = threading.Event()
+    ended, began = threading.Event(), time.monotonic()
+    watched_thread = threading.get_ident() if thread is None else thread
 
     def watch() -> None:
-        while not ended.wait(period):
-            look()
+        said = 0.0
+        while not ended.wait(period / 4):
+            now = time.monotonic() - began if seconds is None else seconds()
+            said = min(said, now)
+            if now > said + period and (frame := sys._current_frames().get(watched_thread)) is not None:
+                said = now
+                say(f"{what} {now:.0f} s: it is in {position_of(frame)}")
 
-    thread = threading.Thread(target=watch, name=f"watch {what}", daemon=True)
-    thread.start()
+    watching = threading.Thread(target=watch, name=f"watch: {what}", daemon=True)
+    watching.start()
     try:
         yield
     finally:
         ended.set()
-        thread.join()
+        watching.join()
 
 
 def _is_own(frame: FrameType) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 import threading
 import time
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentrl.runtime.ranks import LocalRanks
-from agentrl.runtime.stall import Position, Stall, position_of, report, watched, watched_loop
+from agentrl.runtime.stall import Position, Stall, position_of, report, watched
 from agentrl.system.loop_thread import DelayWatch, LoopThread
 
 
@@ -99,10 +98,10 @@ def test_a_slow_call_of_one_process_is_told_until_it_ends() -> None:
         if len(told) == 2:
             worker.go_on.set()
 
-    ranks = LocalRanks(worker, lambda method: watched(f"policy.{method}", 0.05, say))
+    ranks = LocalRanks(worker, lambda method: watched(f"policy.{method} has taken", 0.05, say))
     assert ranks.broadcast(SlowWorker.update) == ["done"]
     assert len(told) == 2
-    assert told[0].startswith("policy.update has taken 0 s; it is in threading.Event.wait at tests/runtime/")
+    assert told[0].startswith("policy.update has taken 0 s: it is in threading.Event.wait at tests/runtime/")
     assert "`self.go_on.wait()`" in told[0]
 
 
@@ -120,11 +119,14 @@ def test_who_holds_an_event_loop_is_told_while_it_stands_still() -> None:
     async def waits() -> None:
         await asyncio.sleep(0.3)
 
-    with LoopThread("rollouts") as loop, watched_loop("the loop", loop.thread, watch.late, 0.05, say):
+    with (
+        LoopThread("rollouts") as loop,
+        watched("the loop stood still for", 0.05, say, thread=loop.thread, seconds=watch.late),
+    ):
         loop.call_soon(watch.begin)
         loop.run(waits())
         assert not told, "it goes on"
         loop.run(holds())
     assert len(told) == 2
-    assert re.match(r"the loop has stood still for 0 s, .*: it is in threading.Event.wait at tests/runtime/", told[0])
+    assert told[0].startswith("the loop stood still for 0 s: it is in threading.Event.wait at tests/runtime/")
     assert "`go_on.wait()`" in told[0]
