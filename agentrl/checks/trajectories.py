@@ -75,9 +75,11 @@ class TrajectoryChecks:
         (passed, version), self._sent = self._sent, None
         begun = time.thread_time()
         try:
-            self._report.add_check("weights", await self._weights.check(self._engine, passed, version))
+            found = await self._weights.check(self._engine, passed, version)
         except EngineError as error:
             raise TrainingError(f"weights of step {version}: {error}") from error
+        self._report.add_check("weights/version", found)
+        self._report.evaluated["weights"] += self._weights.compared > 0
         self._report.unchanged = self._weights.unchanged
         self._report.seconds += time.thread_time() - begun
 

@@ -31,6 +31,8 @@ class WeightWatch:
     """Size of the sample in 10^6 bytes."""
     unchanged: bool = False
     """True when the last `check` found all tensors as the version before had them."""
+    compared: int = 0
+    """Tensors of the engine that the last `check` compared: none with an engine that cannot be inspected."""
     _next: int = 0
     _known: dict[str, tuple[int, str]] = field(default_factory=dict)
     """By name, the version and the checksum with which a tensor was last sent."""
@@ -57,14 +59,16 @@ class WeightWatch:
     async def check(self, engine: RolloutEngine, passed: Mapping[str, torch.Tensor], version: int) -> list[Finding]:
         """Compare the tensors [S] in the engine with the tensors passed to it, and its version with `version`."""
         health = await engine.health()
-        found = []
+        found, self.compared = [], 0
         if health.version != version:
             what = f"it names version {health.version}, and was given {version}"
             found.append(Finding("weights", what, "the engine"))
         for name in self._omitted:
             found.append(Finding("weights", f"it was to be sent with version {version}, and was not", name))
         if isinstance(engine, InspectableEngine):
-            for one in await engine.differences(passed, self._names):
+            comparison = await engine.compare(passed, self._names)
+            self.compared = comparison.compared
+            for one in comparison.differences:
                 found.append(Finding("weights", f"version {version} of {one.weight} is not in the engine", one.place))
         found += self._unchanged(passed, version)
         return found

@@ -22,6 +22,15 @@ class Difference:
     """Name of the engine's tensor, and of its server."""
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Result of a comparison of sent weights with an engine's tensors."""
+
+    compared: int
+    """Tensors that were compared, those of each server counted: without any, no differences say nothing."""
+    differences: list[Difference]
+
+
 @runtime_checkable
 class InspectableEngine(RolloutEngine, Protocol):
     """An engine whose weights can be compared with the weights that were sent."""
@@ -33,7 +42,7 @@ class InspectableEngine(RolloutEngine, Protocol):
         """
         ...
 
-    async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:
+    async def compare(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> Comparison:
         """Compare weights [S] that were sent with the weights that the engine computes with.
 
         `names`: all weights' names. Members of `sent` that the engine does not know are left out.

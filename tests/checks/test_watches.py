@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import agentrl.checks.weights
 from agentrl.errors import ConfigError
 from agentrl.observe.watch import Watch, open_watches
 from agentrl.preferences import main as preferences
 from agentrl.sft import main as sft
-from agentrl.train import main
+from agentrl.train import main, training
 from tests.checks.test_faults import alarms
 from tests.runs import Overrides
 from tests.test_preferences import ROWS
@@ -146,3 +147,19 @@ def test_agentrls_watch_is_always_there_and_another_class_is_refused(mine: str) 
     assert type(open_watches([])[0]) is not Watch
     with pytest.raises(ConfigError, match=r"trainer\.checks\.watches.*agentrl\.observe\.watch\.Watch"):
         open_watches(["agentrl.observe.report:Report"])
+
+
+@pytest.mark.parametrize(
+    ("key", "is_inspectable", "compared"),
+    [("", True, 2), ("trainer.checks.weights_mb=0", True, 0), ("", False, 0)],
+    ids=["sampled", "no sample", "an engine that cannot be inspected"],
+)
+def test_weights_count_as_compared_only_where_the_engines_tensors_were(
+    key: str, is_inspectable: bool, compared: int, small_run: Overrides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_inspectable:
+        monkeypatch.setattr(agentrl.checks.weights, "InspectableEngine", str)
+    with training([*small_run("data.val_files=null", "trainer.total_training_steps=2"), *filter(None, [key])]) as run:
+        assert len(list(run)) == 2
+        evaluated = run.evaluated
+    assert (evaluated["weights/version"], evaluated.get("weights", 0)) == (2, compared)

@@ -25,7 +25,7 @@ from agentrl.data.contract import Dataset
 from agentrl.data.loader import make_loader
 from agentrl.engines.contract import Generation, SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.inspection import Difference
+from agentrl.engines.inspection import Comparison
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, DataError, TrainingError
 from agentrl.model.packed import load_model
@@ -720,9 +720,9 @@ class Flying(EmbeddedEngine):
         await self.resume()
         return report
 
-    async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:
+    async def compare(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> Comparison:
         self.asked.append("compare")
-        return await super().differences(sent, names)
+        return await super().compare(sent, names)
 
     async def lock_weights(self) -> None:
         self.asked.append("release")

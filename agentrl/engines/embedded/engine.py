@@ -35,7 +35,7 @@ from agentrl.engines.embedded.request import Request
 from agentrl.engines.embedded.shapes import cache_shapes, free_memory
 from agentrl.engines.embedded.step import StepRunner
 from agentrl.engines.embedded.vision import ImageNumbers, hold_images
-from agentrl.engines.inspection import Difference, checksum
+from agentrl.engines.inspection import Comparison, Difference, checksum
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.model.packed import use_packed_attention
@@ -390,20 +390,23 @@ class EmbeddedEngine:
     def held_in(self, name: str) -> str:
         return name
 
-    async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:
-        """Compare weights [S] as `InspectableEngine.differences` says, without weights of another dtype."""
+    async def compare(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> Comparison:
+        """Compare weights [S] as `InspectableEngine.compare` says, without weights of another dtype."""
         state = self.model.state_dict(keep_vars=True)
         known = CheckpointNames(self.model, state).views(state)
         tied = self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight
         both = [name for name, view in known.items() if any(view is one for one in tied)]
-        found: list[Difference] = []
+        found, compared = list[Difference](), 0
         for name, tensor in sent.items():
             wanted = checksum(tensor)
             for place in both if self.model.config.tie_word_embeddings and name in both else [name]:
                 its = known.get(place)
-                if its is not None and its.dtype == tensor.dtype and checksum(its) != wanted:
+                if its is None or its.dtype != tensor.dtype:
+                    continue
+                compared += 1
+                if checksum(its) != wanted:
                     found.append(Difference(place if place == name else f"{place}, which is tied to {name},", place))
-        return found
+        return Comparison(compared, found)
 
     @staticmethod
     def _check_tied(weights: Weights, groups: list[list[str]]) -> None:

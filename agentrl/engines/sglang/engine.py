@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 
 from agentrl.engines.contract import SamplingParams
-from agentrl.engines.inspection import Difference
+from agentrl.engines.inspection import Comparison
 from agentrl.engines.servers.client import ServerClient
 from agentrl.engines.servers.engine import ServerEngine
 from agentrl.engines.servers.supervisor import Server
@@ -31,10 +31,10 @@ class SGLangEngine(ServerEngine):
     def held_in(self, name: str) -> str | None:
         return self._sample.held_in(name)
 
-    async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:
-        """Compare weights [S] as `InspectableEngine.differences` says. Servers that do not serve are not asked."""
+    async def compare(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> Comparison:
+        """Compare weights [S] as `InspectableEngine.compare` says. Servers that do not serve are not asked."""
         async with self._supervisor.sending:  # a server that is being sent weights has some of them
-            return await self._sample.differences(self._inspected(), sent, names)
+            return await self._sample.compare(self._inspected(), sent, names)
 
     def _inspected(self) -> list[ServerClient]:
         """List the servers whose weights can be compared."""

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 
 from agentrl.engines.contract import EngineError, RequestError
-from agentrl.engines.inspection import Difference
+from agentrl.engines.inspection import Comparison, Difference
 from agentrl.engines.servers.client import ServerClient, WeightChecksums
 from agentrl.engines.servers.sync.buckets import buckets, buffer_bytes
 from agentrl.engines.sglang.checksums import Expectation, parameter_of
@@ -46,16 +46,16 @@ class WeightSample:
         parameter, _ = parameter_of(name)
         return None if parameter in self._absent else parameter
 
-    async def differences(
+    async def compare(
         self, servers: Sequence[ServerClient], sent: Mapping[str, torch.Tensor], names: Collection[str]
-    ) -> list[Difference]:
-        """Compare weights [S] as `InspectableEngine.differences` says, without servers that do not answer."""
+    ) -> Comparison:
+        """Compare weights [S] as `InspectableEngine.compare` says, without servers that do not answer."""
         wanted = self._checksums(sent)
         unasked = {parameter_of(name)[0] for name in names} - wanted.keys()
         # What holds one of these in its name is left out.
         left_out = [one for one in sorted(unasked | self._others) if not any(one in name for name in wanted)]
         answers = await asyncio.gather(*[self._ask(server, left_out) for server in servers])
-        found: list[Difference] = []
+        found, compared = list[Difference](), 0
         for server, answer in zip(servers, answers, strict=True):
             if answer is None:
                 continue
@@ -66,9 +66,11 @@ class WeightSample:
             self._others |= held.keys() - wanted.keys() - unasked
             self._absent |= wanted.keys() - held.keys()
             for parameter in sorted(wanted.keys() & held.keys()):
-                if not self._is_right(parameter, wanted[parameter], held[parameter]):
+                is_right = self._is_right(parameter, wanted[parameter], held[parameter])
+                compared += is_right is not None
+                if is_right is False:
                     found.append(Difference(parameter, f"{parameter} at {server.url}"))
-        return found
+        return Comparison(compared, found)
 
     def _checksums(self, sent: Mapping[str, torch.Tensor]) -> dict[str, str]:
         """Compute the checksums of parameters as SGLang's servers do on a CPU."""
@@ -92,12 +94,12 @@ class WeightSample:
             self._notify(f"{server.url}: its weights are not compared with those that it was sent: {why}")
         return None
 
-    def _is_right(self, parameter: str, wanted: str, held: Held) -> bool:
-        """Judge one server's parameter, and remember it where it is right."""
+    def _is_right(self, parameter: str, wanted: str, held: Held) -> bool | None:
+        """Judge one server's parameter, and remember it where it is right. None: there is nothing to judge it by."""
         before = self._known.get(parameter)
         if held != (wanted,) and before is not None:
             last, answered = before
             if answered == (last,) or (last == wanted) != (answered == held):
                 return False
         self._known[parameter] = wanted, held
-        return True
+        return True if held == (wanted,) or before is not None else None

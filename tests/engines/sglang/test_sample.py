@@ -53,7 +53,7 @@ class Comparing:
 
     def __init__(self, *servers: OnGpus) -> None:
         self.servers, self.told = servers, list[str]()
-        self.sample = WeightSample(torch.float32, self.told.append)
+        self.sample, self.compared = WeightSample(torch.float32, self.told.append), list[int]()
 
     async def update(self, version: int, *, names: Sequence[str] = (), **but: str) -> list[str]:
         """Send all weights, each server's without one, and say where those of `names` (all) are found to differ."""
@@ -61,13 +61,17 @@ class Comparing:
         for server in self.servers:
             server.take(sent, but=but.get(server.url.removeprefix("http://"), ""))
         chosen = {name: tensor for name, tensor in sent.items() if not names or name in names}
-        return [one.place for one in await self.sample.differences(self.servers, chosen, sent.keys())]  # type: ignore[arg-type]
+        found = await self.sample.compare(self.servers, chosen, sent.keys())  # type: ignore[arg-type]
+        self.compared.append(found.compared)
+        return [one.place for one in found.differences]
 
 
 async def test_sound_servers_are_right_whatever_is_sent_again() -> None:
     both = Comparing(OnGpus("a"), OnGpus("b"))
     assert [await both.update(version) for version in (1, 2, 2, 3, 1)] == [[]] * 5
     assert both.told == []
+    # The first answer to a parameter on a GPU has nothing that it could be held against but the other server's.
+    assert both.compared == [2, 4, 4, 4, 4]
 
 
 @pytest.mark.parametrize(("lost", "place"), [(NORM, NORM), (ATTENTION[1], FUSED)])
@@ -99,7 +103,7 @@ async def test_only_the_sample_is_asked_for_and_what_servers_do_not_have_is_chos
     await one.update(3, names=[NORM])
     assert server.asked == [NORM]
     longer = {f"draft.{NORM}": server.held[f"draft.{NORM}"]}
-    assert await one.sample.differences([server], longer, [*drawn(1), *longer]) == []  # type: ignore[list-item]
+    assert (await one.sample.compare([server], longer, [*drawn(1), *longer])).differences == []  # type: ignore[list-item]
     assert server.asked == [f"draft.{NORM}", NORM], "a name within another cannot be left out"
 
 
@@ -113,3 +117,4 @@ async def test_a_server_that_cannot_be_compared_is_told_of_once() -> None:
     server.quantized = True
     assert [await one.update(version, a=NORM) for version in (1, 2)] == [[], []]
     assert len(one.told) == 1 and "rounded" in one.told[0]
+    assert one.compared == [0, 0], "a server that is not compared counts as none"
