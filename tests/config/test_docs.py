@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,31 @@ def test_documented_defaults_are_those_that_hold(name: str, schema: Any, own: li
     }
     assert len(documented) > 7
     assert differing == {}
+
+
+def told_defaults() -> list[tuple[str, str, str]]:
+    """Page, key and default of each row of the pages' tables of `key | default | meaning`."""
+    found = []
+    for path in sorted(DOCUMENT.parent.glob("*.md")):
+        inside = False
+        for line in path.read_text(encoding="utf-8").splitlines():
+            inside = line == "| key | default | meaning |" or (inside and line.startswith("|"))
+            if inside and line.startswith("| `"):
+                cells = line.split(" | ")
+                keys, values = (re.findall(r"`([^`]+)`", cell) for cell in cells[:2])
+                found += [(path.name, key, value) for key, value in zip(keys, values, strict=True)]
+    return found
+
+
+def test_the_defaults_in_tables_of_pages_are_the_schemas() -> None:
+    known = flatten(
+        config_to_dict(load_config(["data.train_files=a.parquet", "actor_rollout_ref.model.path=b"])), leaf_keys(Config)
+    )
+    told = told_defaults()
+    wrong = [
+        (page, key, default, sorted(there))
+        for page, key, default in told
+        if default not in (there := {shown(known[name]) for name in known if f".{name}".endswith(f".{key}")})
+    ]
+    assert len(told) > 8
+    assert wrong == []
