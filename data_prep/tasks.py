@@ -18,7 +18,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from agentrl.errors import ConfigError, UserError
 from agentrl.openai_api.agent_container import InContainers
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
 from agentrl.openai_api.place import CannotBeJudged, Desk
+from agentrl.system.owner import own_folder
 from data_prep.files import Row, write_parquet, write_text
 from data_prep.options import positive
 
@@ -187,8 +187,8 @@ class Trial:
 
     async def _acted(self, one: AgentTask, task: Task, solution: dict[str, str]) -> tuple[bool, str]:
         await self._place.check(one.sample)
-        with tempfile.TemporaryDirectory(prefix="agentrl-trial-") as folder:
-            desk = Desk(Path(folder))
+        with own_folder() as folder:
+            desk = Desk(folder)
             desk.fill({**task.files, **solution})
             async with self._place.acting(one, desk) as room:
                 words = ["sh", "-c", f"if [ -e {SOLVE} ]; then sh {SOLVE} && rm -r solution; fi"]

@@ -22,7 +22,8 @@ from agentrl.errors import ConfigError
 from agentrl.openai_api.agent_container import InContainers, PlainCommand, starter_of
 from agentrl.openai_api.agent_harness import files_of, new_desk
 from agentrl.openai_api.agent_task import AgentTask
-from agentrl.openai_api.place import CannotBeJudged, Desk, Room, remove
+from agentrl.openai_api.place import CannotBeJudged, Desk, Room
+from agentrl.system.owner import remove
 from agentrl.tool import Tool, ToolArgumentsError, ToolResponse, ToolSchema
 
 FOR_CONTAINERS = 120.0

@@ -18,14 +18,13 @@ import resource
 import shlex
 import shutil
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from agentrl.containers.contract import KEY, Container, ContainerFailed, ContainerOptions, Containers, Spec, Unfit
-from agentrl.containers.owner import PREFIX, is_left, new_name
 from agentrl.errors import ConfigError
+from agentrl.system.owner import PREFIX, is_left, new_folder, new_name, own_folder, remove, remove_left_folders
 from agentrl.system.processes import Process, SharedProcess
 
 logger = logging.getLogger(__name__)
@@ -143,14 +142,14 @@ class CommandLine(Containers):
     async def close(self) -> None:
         await asyncio.gather(*self._ending)
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove(self._folder)
             self._folder = None
 
     @property
     def _here(self) -> Path:
         """Working folder of the command line: podman's conmon leaves notes in it."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{new_name()}-"))
+            self._folder = new_folder()
         return self._folder
 
     def later(self, ending: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -265,9 +264,7 @@ class CommandLine(Containers):
         await asyncio.gather(*map(self.remove, left))
         if left:
             logger.warning("%d containers that a killed run left are removed: %s ...", len(left), left[0])
-        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*-*-*-*-*-*"):
-            if is_left(folder.name.rpartition("-")[0]):
-                shutil.rmtree(folder, ignore_errors=True)
+        remove_left_folders()
 
     def _failed(self, what: str, status: int, said: str) -> ContainerFailed:
         """Make the error of a status: one of what was run in a container, or one of the command line itself."""
@@ -312,7 +309,7 @@ class OCIContainer(Container):
             receiver: socket.socket | None = None
             if spec.ports:
                 # Nobody else on this machine comes through the folder around the socket's.
-                way = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{self.name}-")))
+                way = stack.enter_context(own_folder())
                 door = way / "way"
                 door.mkdir()
                 door.chmod(0o755)

@@ -34,19 +34,19 @@ from agentrl.containers.egress import way_out
 from agentrl.containers.files import TooManyFiles, merge, pack
 from agentrl.containers.pool import Pool
 from agentrl.errors import ConfigError, DataError
-from agentrl.openai_api.agent_harness import HarnessAgent, check_version, extra, remove_left_folders
+from agentrl.openai_api.agent_harness import HarnessAgent, check_version, extra
 from agentrl.openai_api.agent_process import AgentProcess
 from agentrl.openai_api.agent_task import AgentTask
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.openai_api.harness import Errand, Harness, Launch
 from agentrl.openai_api.place import CannotBeJudged, Desk, Place, Room
 from agentrl.remote.credentials import passed_secrets
+from agentrl.system.owner import own_folder, remove_left_folders
 from agentrl.system.proxies import spare_own_addresses
 from agentrl.system.registry import configured
 
 ENDPOINT_PORT, PROXY_PORT = 8011, 8012
 """Ports of a container's own loopback."""
-FOLDERS = "agentrl-trial-"
 UNPACK = "tar -xf - -C /"
 TAKEN = "taken.tar"
 KILLED = 137
@@ -120,12 +120,12 @@ class InContainers(Place):
         image = self.options.image
         if image is None:
             return
-        with tempfile.TemporaryDirectory(prefix=FOLDERS) as name:
+        with own_folder() as folder:
             try:
                 await self._find(image)
                 container = await self.containers.start(self._spec(image, self._ports))
                 try:
-                    await self._tried(container, Path(name), harness, program)
+                    await self._tried(container, folder, harness, program)
                 finally:
                     await container.stop()
             except ContainerFailed as error:

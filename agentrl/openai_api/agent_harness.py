@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import cast
@@ -25,16 +23,15 @@ from agentrl.openai_api.agent_process import AgentProcess, ProgramAgent
 from agentrl.openai_api.agent_task import AgentTask
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.openai_api.harness import Errand, Harness
-from agentrl.openai_api.place import CannotBeJudged, Desk, OnThisMachine, Place, Room, remove
+from agentrl.openai_api.place import CannotBeJudged, Desk, OnThisMachine, Place, Room
 from agentrl.openai_api.session_queue import SessionQueue
+from agentrl.system.owner import new_folder, remove, remove_left_folders
 from agentrl.system.plugin import nearest
 from agentrl.system.registry import configured
 from agentrl.trajectory import Message
 
 logger = logging.getLogger(__name__)
 
-FOLDERS = "agentrl-harness-"
-"""Beginning of the names of sessions' folders, before the number of the process that made them."""
 MAX_FILES, MAX_CHARACTERS = 4096, 16 << 20
 """Files of a row, and characters in all of them."""
 VERSION_SECONDS = 60.0
@@ -82,17 +79,9 @@ def check_version(harness: Harness, words: Sequence[str], status: int | None, sa
         )
 
 
-def remove_left_folders() -> None:
-    """Remove the folders of sessions whose process is gone, as after a SIGKILL."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
-        process = folder.name.removeprefix(FOLDERS).partition("-")[0]
-        if process.isdecimal() and not Path(f"/proc/{process}").exists():
-            remove(folder)
-
-
 async def new_desk() -> Desk:
     """Make the folder of one try; what a killed process leaves of it is removed at the next start."""
-    return Desk(Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f"{FOLDERS}{os.getpid()}-")))
+    return Desk(await asyncio.to_thread(new_folder))
 
 
 class HarnessAgent(ProgramAgent):

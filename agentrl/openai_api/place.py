@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from agentrl.openai_api.agent_process import AgentProcess
 from agentrl.openai_api.agent_task import AgentTask
+from agentrl.system.owner import remove
 
 
 class CannotBeJudged(Exception):
@@ -162,18 +161,6 @@ def lay(folder: Path, files: Mapping[str, str]) -> None:
                 place.unlink()
             place.mkdir(exist_ok=True)
         file = place / PurePosixPath(path).name
-        if file.is_dir() and not file.is_symlink():
-            remove(file)
-        file.unlink(missing_ok=True)
+        remove(file)
         with file.open("x", encoding="utf-8", newline="") as out:
             out.write(text)
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder, also where a program has locked folders in it."""
-    for place, folders, _ in os.walk(folder):
-        for each in (Path(place, name) for name in folders):
-            with suppress(OSError):
-                if not each.is_symlink():
-                    each.chmod(0o700)
-    shutil.rmtree(folder, ignore_errors=True)

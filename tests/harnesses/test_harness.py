@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sys
-import tempfile
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.openai_api import agent_harness
 from agentrl.openai_api.agents import AgentOptions
 from agentrl.openai_api.harness import Errand, Harness
+from agentrl.system.owner import new_folder
 from agentrl.trajectory import Status
 from tests.harnesses.conftest import IS_RIGHT, TASK, Harnessed
 
@@ -222,8 +222,9 @@ def test_another_version_is_told(
 
 
 def test_folders_that_a_killed_run_left_are_removed(options: Callable[..., AgentOptions]) -> None:
-    ended = Path(tempfile.mkdtemp(prefix=f"{agent_harness.FOLDERS}{2**22 + 1}-"))  # above every process's number
-    running = Path(tempfile.mkdtemp(prefix=f"{agent_harness.FOLDERS}{os.getpid()}-"))
+    running = new_folder()
+    number = str(2**22 + 1)  # above every process's
+    (ended := running.with_name(running.name.replace(f"-{os.getpid()}-", f"-{number}-"))).mkdir()
     agent_harness.build(options())
     assert (ended.exists(), running.exists()) == (False, True)
     running.rmdir()
