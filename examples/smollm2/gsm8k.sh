@@ -9,13 +9,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 model=runs/smollm2/model out=runs/smollm2/gsm8k seed=${SEED:-1}
 
 [ -e "$model/config.json" ] || python -m data_prep.model smollm2 --out "$model"
-# The warm-up takes solutions of at most two computations; training with rewards and validation take problems of one.
-[ -e "$out/data/sft.parquet" ] || python -m data_prep.gsm8k --source "$source" --out "$out/data" --sft --steps 2
-[ -e "$out/short/train.parquet" ] || python -m data_prep.gsm8k --source "$source" --out "$out/short" --steps 1
-# The first 768 worked solutions, once.
-[ -e "$out/warm-up/policy" ] || python -m agentrl.sft data.train_files="$out/data/sft.parquet" data.shuffle=false \
-  data.train_batch_size=16 data.max_token_len_per_gpu=2048 trainer.total_training_steps=48 model.path="$model" \
-  model.chat_template=examples/smollm2/chat_template.jinja optim.lr=1e-4 trainer.save_freq=16 \
+# Problems whose solution computes at most twice: the first 750 for the warm-up, the others for the rewards.
+[ -e "$out/data/sft.parquet" ] ||
+  python -m data_prep.gsm8k --source "$source" --out "$out/data" --sft --steps 2 --problems :2000
+[ -e "$out/short/train.parquet" ] ||
+  python -m data_prep.gsm8k --source "$source" --out "$out/short" --steps 2 --problems 2000:
+[ -e "$out/warm-up/policy" ] || python -m agentrl.sft data.train_files="$out/data/sft.parquet" \
+  data.train_batch_size=16 data.max_token_len_per_gpu=2048 trainer.total_epochs=3 model.path="$model" \
+  model.chat_template=examples/smollm2/chat_template.jinja optim.lr=1e-4 trainer.save_freq=47 \
   trainer.max_ckpt_to_keep=1 trainer.default_local_dir="$out/warm-up"
 python -m agentrl.train --config-name recipe/smollm2_gsm8k data.seed="$seed" trainer.seed="$seed" \
   trainer.default_local_dir="$out/seed-$seed" "$@"

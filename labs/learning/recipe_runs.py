@@ -1,0 +1,109 @@
+"""A recipe's runs, one a seed, as a table and a picture: validation before, during and after training.
+
+    python -m labs.learning.recipe_runs runs/smollm2/quickstart/seed-* [--document PAGE --picture PNG]
+
+Each folder is the run of one seed. The table has the share of validation problems that are solved greedily, with the
+95 % interval (Wilson's), by data source, and the hours of the training steps by the clock. `--document` puts the table
+into PAGE, between `<!-- NAME -->` and `<!-- end of NAME -->` with `--name NAME`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from agentrl.observe.plot import plot_runs
+from agentrl.observe.tracking import read_metrics
+from agentrl.offline.intervals import of_share
+from agentrl.system.json_value import JSON
+from benchmarks.marked import replace_text
+from benchmarks.training.quickstart_seeds import GREEDY, number
+
+TIME = "time/step"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The lines of a run's `metrics.jsonl` that validate, and its steps' seconds."""
+
+    folder: Path
+    validations: tuple[Mapping[str, JSON], ...]
+    problems: int
+    """Number of validation problems."""
+    steps: int
+    seconds: float
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        lines = read_metrics(folder / "metrics.jsonl")
+        seconds = [number(line, TIME) for line in lines if TIME in line]
+        problems = pq.read_metadata(folder / "trajectories" / "val_000000_greedy.parquet").num_rows
+        return cls(folder, tuple(line for line in lines if GREEDY in line), problems, len(seconds), sum(seconds))
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Metric of each data source's greedy success, by the source's name."""
+        found = {
+            name.removeprefix("val/").removesuffix("/success_greedy"): name
+            for name in self.validations[0]
+            if name.startswith("val/") and name.endswith("/success_greedy") and name != GREEDY
+        }
+        return found if len(found) > 1 else {}
+
+
+def share(value: float, problems: int) -> str:
+    """Write a share with its interval: `61.5 % (51.5 to 70.6)`."""
+    low, high = of_share(value, problems)
+    return f"{value * 100:.1f} % ({low * 100:.1f} to {high * 100:.1f})"
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Write a Markdown table with a row for each run."""
+    first = runs[0]
+    sources = first.sources
+    heads = ["run", "before", "on the way", "after", *sources, "hours"]
+    lines = [
+        f"Greedy success on {first.problems} validation problems, with the 95 % interval; by source before and after.",
+        "",
+        "| " + " | ".join(heads) + " |",
+        "|---" * len(heads) + "|",
+    ]
+    for run in runs:
+        before, *between, after = run.validations
+        passed = [f"{number(line, GREEDY) * 100:.1f} % at step {number(line, 'step'):.0f}" for line in between]
+        ends = (
+            f"{share(number(before, GREEDY), run.problems)}",
+            ", ".join(passed),
+            f"{share(number(after, GREEDY), run.problems)} at step {number(after, 'step'):.0f}",
+        )
+        by_source = [
+            f"{number(before, name) * 100:.0f} to {number(after, name) * 100:.0f} %" for name in sources.values()
+        ]
+        hours = f"{run.seconds / 3600:.2f}"
+        lines.append("| " + " | ".join([run.folder.name, *ends, *by_source, hours]) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+", help="run folders, one a seed")
+    parser.add_argument("--document", type=Path, help="page that takes the table")
+    parser.add_argument("--name", default="runs", help="name of the page's marks")
+    parser.add_argument("--picture", type=Path, help="PNG of all curves")
+    given = parser.parse_args(arguments)
+    runs = [Run.read(folder) for folder in given.folders]
+    print(table(runs))
+    if given.document:
+        replace_text(given.document, given.name, table(runs))
+    if given.picture:
+        plot_runs({run.folder.name: run.folder / "metrics.jsonl" for run in runs}, given.picture)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
