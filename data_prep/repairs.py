@@ -180,7 +180,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m data_prep.repairs", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory to write the three files to")
     parser.add_argument("--train-rows", type=positive, default=400)
-    parser.add_argument("--test-rows", type=positive, default=100, help="of each of test.parquet and unseen.parquet")
+    parser.add_argument("--test-rows", type=positive, default=100)
+    parser.add_argument("--unseen-rows", type=positive, help="default: as --test-rows")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(arguments)
     try:
@@ -188,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, count, kinds in (
             ("train", given.train_rows, KINDS),
             ("test", given.test_rows, KINDS),
-            ("unseen", given.test_rows, (UNSEEN,)),
+            ("unseen", given.unseen_rows or given.test_rows, (UNSEEN,)),
         ):
             made = rows(count, kinds, Random(f"{given.seed} {name}"), seen)
             write_parquet(given.out / f"{name}.parquet", made)
@@ -246,7 +247,7 @@ def row(template: Template, kind: str, random: Random) -> dict[str, object]:
         f"Leave test_{name}.py as it is."
     )
     return {
-        "data_source": "agent/repairs",
+        "data_source": "agent/repairs_unseen" if kind == UNSEEN else "agent/repairs",
         "agent_name": "openai_proxy",
         "prompt": [{"role": "user", "content": text}],
         "reward_model": {"style": "rule", "ground_truth": source},

@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 model=runs/smollm2/model out=runs/repairs seed=${SEED:-1}
 
 [ -e "$model/config.json" ] || python -m data_prep.model smollm2 --out "$model"
-[ -e "$out/data/train.parquet" ] || python -m data_prep.repairs --out "$out/data" --test-rows 200
+[ -e "$out/data/train.parquet" ] || python -m data_prep.repairs --out "$out/data" --test-rows 200 --unseen-rows 50
 # The warm-up's repositories are of another seed.
 [ -e "$out/recorded.parquet" ] || {
   python -m data_prep.repairs --out "$out/warm-up-data" --seed 2 --train-rows 96 --test-rows 1

@@ -3,14 +3,15 @@
     python -m labs.learning.recipe_runs runs/smollm2/quickstart/seed-* [--document PAGE --picture PNG]
 
 Each folder is the run of one seed. The table has the share of validation problems that are solved greedily, with the
-95 % interval (Wilson's), by data source, and the hours of the training steps by the clock. `--document` puts the table
-into PAGE, between `<!-- NAME -->` and `<!-- end of NAME -->` with `--name NAME`.
+95 % interval (Wilson's), by data source, too, and the hours of the training steps by the clock. `--document` puts the
+table into PAGE, between `<!-- NAME -->` and `<!-- end of NAME -->` with `--name NAME`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,8 @@ class Run:
 
     folder: Path
     validations: tuple[Mapping[str, JSON], ...]
-    problems: int
-    """Number of validation problems."""
+    problems: Counter[str]
+    """Number of validation problems by data source."""
     steps: int
     seconds: float
 
@@ -42,7 +43,8 @@ class Run:
     def read(cls, folder: Path) -> Run:
         lines = read_metrics(folder / "metrics.jsonl")
         seconds = [number(line, TIME) for line in lines if TIME in line]
-        problems = pq.read_metadata(folder / "trajectories" / "val_000000_greedy.parquet").num_rows
+        validated = pq.read_table(folder / "trajectories" / "val_000000_greedy.parquet", columns=["data_source"])
+        problems = Counter(validated["data_source"].to_pylist())
         return cls(folder, tuple(line for line in lines if GREEDY in line), problems, len(seconds), sum(seconds))
 
     @property
@@ -68,7 +70,8 @@ def table(runs: Sequence[Run]) -> str:
     sources = first.sources
     heads = ["run", "before", "on the way", "after", *sources, "hours"]
     lines = [
-        f"Greedy success on {first.problems} validation problems, with the 95 % interval; by source before and after.",
+        f"Greedy success on {first.problems.total()} validation problems, with the 95 % interval; by source before and "
+        "after.",
         "",
         "| " + " | ".join(heads) + " |",
         "|---" * len(heads) + "|",
@@ -77,12 +80,13 @@ def table(runs: Sequence[Run]) -> str:
         before, *between, after = run.validations
         passed = [f"{number(line, GREEDY) * 100:.1f} % at step {number(line, 'step'):.0f}" for line in between]
         ends = (
-            f"{share(number(before, GREEDY), run.problems)}",
+            f"{share(number(before, GREEDY), run.problems.total())}",
             ", ".join(passed),
-            f"{share(number(after, GREEDY), run.problems)} at step {number(after, 'step'):.0f}",
+            f"{share(number(after, GREEDY), run.problems.total())} at step {number(after, 'step'):.0f}",
         )
         by_source = [
-            f"{number(before, name) * 100:.0f} to {number(after, name) * 100:.0f} %" for name in sources.values()
+            f"{number(before, name) * 100:.1f} to {share(number(after, name), run.problems[source])}"
+            for source, name in sources.items()
         ]
         hours = f"{run.seconds / 3600:.2f}"
         lines.append("| " + " | ".join([run.folder.name, *ends, *by_source, hours]) + " |")

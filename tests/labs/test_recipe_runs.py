@@ -16,7 +16,9 @@ PAGE = "before\n<!-- seeds -->\nold\n<!-- end of seeds -->\nafter\n"
 
 def run_folder(folder: Path, greedy: tuple[float, float]) -> Path:
     (folder / "trajectories").mkdir(parents=True)
-    pq.write_table(pa.table({"score": [0.0] * 96}), folder / "trajectories" / "val_000000_greedy.parquet")
+    pq.write_table(
+        pa.table({"data_source": ["a"] * 60 + ["b"] * 36}), folder / "trajectories" / "val_000000_greedy.parquet"
+    )
     lines = [
         {"step": 0, "val/success_greedy": greedy[0], "val/a/success_greedy": 0.25, "val/b/success_greedy": 1.0},
         {"step": 1, "time/step": 1800.0, "reward/mean": 0.5, "val/success_greedy": 0.5},
@@ -32,7 +34,8 @@ def run_folder(folder: Path, greedy: tuple[float, float]) -> Path:
 def test_each_run_has_its_shares_with_intervals_and_its_hours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wilson's intervals of 59, 0 and 96 of 96 are those of scipy 1.17.1's `binomtest(...).proportion_ci`."""
+    """Wilson's intervals of 59, 0 and 96 of 96 are those of scipy 1.17.1's `binomtest(...).proportion_ci`; of 45 of 60
+    and 36 of 36 by his formula with z = 1.96."""
     runs = [run_folder(tmp_path / "seed-1", (59 / 96, 1.0)), run_folder(tmp_path / "seed-2", (0.0, 59 / 96))]
     page = tmp_path / "page.md"
     page.write_text(PAGE)
@@ -42,7 +45,7 @@ def test_each_run_has_its_shares_with_intervals_and_its_hours(
     assert printed[2] == "| run | before | on the way | after | a | b | hours |"
     assert printed[4] == (
         "| seed-1 | 61.5 % (51.5 to 70.6) | 50.0 % at step 1 | 100.0 % (96.2 to 100.0) at step 2 "
-        "| 25 to 75 % | 100 to 100 % | 1.00 |"
+        "| 25.0 to 75.0 % (62.8 to 84.2) | 100.0 to 100.0 % (90.4 to 100.0) | 1.00 |"
     )
     assert printed[5].startswith("| seed-2 | 0.0 % (0.0 to 3.8) | 50.0 % at step 1 | 61.5 % (51.5 to 70.6) at step 2 |")
     text = page.read_text()
