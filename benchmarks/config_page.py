@@ -40,10 +40,9 @@ Jobs that would share a run folder get folders below it, which name their values
 `<folder>/trainer.seed=1,algorithm=grpo,data.seed=1`, and its experiment's name gets the same ending. To continue all
 jobs after an interruption, repeat the command.
 
-`hydra.run.dir` means `trainer.default_local_dir`. `hydra.sweep.dir` and `hydra.sweep.subdir` name the jobs' folders
-themselves. `hydra.sweeper.params` lists values in a YAML file, and `hydra.searchpath` adds folders in which YAML files
-are searched. `hydra.job.chdir` may only be false: the working directory never changes. A key of Hydra that has no
-meaning here is refused with the reason, also in YAML.
+Folders of your own for the jobs are named by values: `'trainer.default_local_dir=out/${trainer.seed}'`. Of Hydra's own
+keys only `hydra.searchpath` is taken, which adds folders in which YAML files are searched. All others are refused, also
+in YAML, with the key that does their work here.
 
 The defaults below hold with data and a model of your own. Until you name others, `data.train_files` and
 `actor_rollout_ref.model.path` are `quickstart`. While one of them is `quickstart`, the values of its file hold instead:

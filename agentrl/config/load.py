@@ -24,17 +24,7 @@ from pydantic.fields import FieldInfo
 from agentrl.config.checks import check, idle_keys
 from agentrl.config.command_line import CommandLine, parse_command_line
 from agentrl.config.dialect import DIALECT, Reading, advice, all_dialects, dialect_of
-from agentrl.config.hydra_section import (
-    RUN_DIR,
-    fault_of,
-    faults_of_yaml,
-    given_dir,
-    is_of_hydra,
-    quoted,
-    read_override,
-    refused,
-    resolved,
-)
+from agentrl.config.hydra_section import SEARCHPATH, faults_of_yaml, is_of_hydra, quoted, read_override, refused
 from agentrl.config.keys import (
     MISSING,
     all_keys,
@@ -198,7 +188,7 @@ def read_overrides(command: CommandLine, schema: type[Section]) -> tuple[list[Pa
     Raises ConfigError for a file that is not there and for an override that cannot be read.
     """
     searched = folders_of(command)
-    overrides = [Override.parse(text, searched, schema, multirun=command.multirun) for text in command.overrides]
+    overrides = [Override.parse(text, searched, schema) for text in command.overrides]
     return searched, overrides, [override.text for override in overrides if override.text is not None]
 
 
@@ -209,8 +199,6 @@ def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
     """
     searched, overrides, texts = read_overrides(command, schema)
     tree, own = compose_trees(searched, command.config_name, texts, schema)
-    if tree.hydra.sweeper.params and not command.multirun:
-        logger.warning("hydra.sweeper.params of the YAML is read with --multirun only: this is one job without it")
     faults = [override.fault for override in overrides if override.fault is not None]
     keys = keys_of(tree, own, overrides, schema, [*faults, *faults_of_yaml(tree, hydras_own())])
     file = start_file(command, searched)
@@ -253,7 +241,6 @@ def keys_of(
         values |= reading.values
         mine |= reading.values
     given = set_of(mine, schema, typed).difference(idle) if is_whole else mine.keys()
-    faults += run_folder(tree, values, known)
     return Keys(values, given, typed, faults, tree, is_whole, readings, strangers=strangers)
 
 
@@ -298,7 +285,7 @@ def translated_keys(
     found = {key: value for key, value in values.items() if not is_at(key, deleted)}
     reading = read(found, schema)
     say(reading.said)
-    faults += [*reading.faults, *run_folder(tree, reading.values, leaf_keys(schema))]
+    faults += reading.faults
     return Keys(reading.values, (), typed, faults, tree, readings=[reading], is_translated=True)
 
 
@@ -312,19 +299,6 @@ def over(lent: Mapping[str, JSON], tree: DictConfig) -> DictConfig:
             OmegaConf.update(found, key, plain, merge=False)
     assert isinstance(found, DictConfig)
     return found
-
-
-def run_folder(tree: DictConfig, values: dict[str, JSON], known: Collection[str]) -> list[str]:
-    """Set the run's folder to hydra.run.dir, if it is given; write the message where that cannot be."""
-    if (written := given_dir(tree, RUN_DIR)) is None:
-        return []
-    run_dir = resolved(written, tree)
-    if FOLDER not in known:
-        return [f"hydra.run.dir={run_dir}: this command has no run's folder; leave hydra.run.dir out"]
-    if values.get(FOLDER, run_dir) != run_dir:
-        return [f"hydra.run.dir={run_dir} and {FOLDER}={values[FOLDER]} both name the run's folder; keep one of them"]
-    values[FOLDER] = run_dir
-    return []
 
 
 def set_of(values: Mapping[str, JSON], schema: type[Section], typed: Collection[str]) -> set[str]:
@@ -424,7 +398,7 @@ def hydra_compose(searched: Sequence[Path], name: str, overrides: list[str]) -> 
         try:
             return compose(name, overrides=with_search_path(searched, overrides), return_hydra_config=True)
         except KeyError as error:  # Hydra looks these up in the environment as it composes
-            raise ConfigError(f"{refused('hydra.job.env_copy', None)} (found {error})") from error
+            raise ConfigError(f"{refused('hydra.job.env_copy')} (found {error})") from error
 
 
 @cache
@@ -439,11 +413,11 @@ def with_search_path(searched: Sequence[Path], overrides: Sequence[str]) -> list
     ours, others = [f"file://{path}" for path in searched[1:]], []
     for text in overrides:
         override = read_override(text)
-        if override.key_or_group == "hydra.searchpath" and isinstance(value := override.value(), list):
+        if override.key_or_group == SEARCHPATH and isinstance(value := override.value(), list):
             ours = [*map(str, value), *ours]
         else:
             others.append(text)
-    return [f"hydra.searchpath=[{','.join(map(quoted, ours))}]", *others]
+    return [f"{SEARCHPATH}=[{','.join(map(quoted, ours))}]", *others]
 
 
 def known_by(schema: type[Section]) -> Mapping[str, FieldInfo]:
@@ -478,8 +452,8 @@ class Override:
     fault: str | None = None
 
     @staticmethod
-    def parse(text: str, searched: Sequence[Path], schema: type[Section], *, multirun: bool = False) -> Override:
-        """Read one override; `multirun`: of a sweep. Raises ConfigError and Hydra's errors for another text."""
+    def parse(text: str, searched: Sequence[Path], schema: type[Section]) -> Override:
+        """Read one override. Raises ConfigError and Hydra's errors for another text."""
         text = long_key(text, schema)
         override = read_override(text)
         text = override.input_line or text
@@ -496,7 +470,7 @@ class Override:
                 + advice(f"{key}@{override.package}")
             )
         if is_of_hydra(override):
-            fault = fault_of(override, multirun=multirun)
+            fault = refused(key)
             return Override(key, None if fault is not None else text, fault=fault)
         deletes = override.is_delete()
         is_group = any((place / key).is_dir() for place in searched)

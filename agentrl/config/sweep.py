@@ -10,27 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from omegaconf import OmegaConf
-
-from agentrl.config.command_line import CommandLine, parse_command_line
-from agentrl.config.hydra_section import (
-    PARAMS,
-    SUBDIR,
-    SWEEP_DIR,
-    fault_of,
-    given_dir,
-    is_of_hydra,
-    read_override,
-    resolved,
-)
+from agentrl.config.command_line import parse_command_line
+from agentrl.config.hydra_section import read_override
 from agentrl.config.load import (
     FOLDER,
     Keys,
     SchemaT,
     checked,
     compose_keys,
-    folders_of,
-    hydra_compose,
     load_command,
     long_key,
     resolve,
@@ -38,7 +25,6 @@ from agentrl.config.load import (
 )
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
-from agentrl.system.json_value import as_object
 
 NAME = "trainer.experiment_name"
 LONGEST = 120
@@ -66,7 +52,7 @@ def load_jobs(argv: Sequence[str], config_name: str, schema: type[SchemaT]) -> l
     with told_as_config_errors():
         fixed: list[str]
         combinations: Iterator[list[str]]
-        fixed, combinations = split(command, schema)
+        fixed, combinations = split(command.overrides, schema)
         texts: list[str]
         jobs: list[tuple[list[str], Keys]] = []
         for texts in combinations:
@@ -89,7 +75,7 @@ def named(swept: Sequence[str]) -> Iterator[None]:
         raise ConfigError(f"job {','.join(swept)}: {error}" if swept else str(error)) from error
 
 
-def split(command: CommandLine, schema: type[Section]) -> tuple[list[str], Iterator[list[str]]]:
+def split(overrides: Sequence[str], schema: type[Section]) -> tuple[list[str], Iterator[list[str]]]:
     """Split overrides into the common ones of all jobs and, for each job, one value of each of the others.
 
     Where no key has several values there is one job. Raises ConfigError for an empty range, and for values that cannot
@@ -97,18 +83,8 @@ def split(command: CommandLine, schema: type[Section]) -> tuple[list[str], Itera
     """
     fixed: list[str] = []
     swept: dict[str, list[str]] = {}
-    of_yaml = hydra_compose(folders_of(command), command.config_name, []).hydra.sweeper.params or {}
-    for text in [*(f"{key}={values}" for key, values in of_yaml.items()), *command.overrides]:
+    for text in overrides:
         override = read_override(long_key(text, schema))
-        if is_of_hydra(override):
-            if (fault := fault_of(override, multirun=True)) is not None:
-                raise ConfigError(fault)
-            if not override.key_or_group.startswith(PARAMS):
-                fixed.append(text)
-                continue
-            value = text.partition("=")[2].strip().strip("'\"")
-            text = f"{override.key_or_group.removeprefix(PARAMS)}={value}"
-            override = read_override(long_key(text, schema))
         if not override.is_sweep_override():
             fixed.append(text)
             continue
@@ -125,26 +101,13 @@ def split(command: CommandLine, schema: type[Section]) -> tuple[list[str], Itera
 
 
 def in_own_folders(jobs: list[tuple[list[str], Keys]], schema: type[Section]) -> list[tuple[list[str], Keys]]:
-    """Give separate folders and names to jobs that would share a run folder or a name, by the values they sweep over.
-
-    hydra.sweep.dir and hydra.sweep.subdir, where they are given, name the folders.
-    """
+    """Give separate folders and names, by their swept values, to jobs that would share a run folder or a name."""
     values = [resolve(keys, schema) for _, keys in jobs]
-    apart = {key: len({one[key] for one in values}) == len(jobs) for key in (FOLDER, NAME)}
-    placed = []
-    for number, ((swept, keys), found) in enumerate(zip(jobs, values, strict=True)):
-        own, changed = folder_name(swept), dict(keys.values)
-        if not apart[NAME]:
-            changed[NAME] = f"{found[NAME]}/{own}"
-        assert keys.tree is not None
-        if given_dir(keys.tree, SWEEP_DIR) is not None or given_dir(keys.tree, SUBDIR) is not None:
-            written = as_object(OmegaConf.to_container(keys.tree.hydra.sweep, resolve=False))  # type: ignore[arg-type]
-            job = {"num": str(number), "id": str(number), "override_dirname": own}
-            changed[FOLDER] = resolved(f"{written['dir']}/{written['subdir']}", keys.tree, job)
-        elif not apart[FOLDER]:
-            changed[FOLDER] = f"{found[FOLDER]}/{own}"
-        placed.append((swept, replace(keys, values=changed)))
-    return placed
+    shared = [key for key in (FOLDER, NAME) if len({one[key] for one in values}) < len(jobs)]
+    return [
+        (swept, replace(keys, values={**keys.values, **{key: f"{found[key]}/{folder_name(swept)}" for key in shared}}))
+        for (swept, keys), found in zip(jobs, values, strict=True)
+    ]
 
 
 def folder_name(swept: Sequence[str]) -> str:
