@@ -28,7 +28,6 @@ MARKS = ("<!-- make test-all -->", "<!-- end of make test-all -->")
 
 SOAKS = {
     "arena-credit": ["-m", "labs.arena.credit", "--seeds", "2"],
-    "async-simulation": ["-m", "labs.cluster.async_simulation", "--nodes", "8", "--prompts", "512", "--steps", "12"],
     "chat-templates": ["-m", "benchmarks.templates"],
     "fault-matrix": ["-m", "labs.fault_matrix", "--slow"],
     "compaction-pays": ["-m", "labs.learning.compaction_pays", "--seeds", "11"],

@@ -10,7 +10,7 @@ from pathlib import Path
 from agentrl.checks.finding import Alarm, alarms_of
 from agentrl.config.sections.checks import Reaction, UpdateChecksConfig
 from agentrl.observe.report import Finding
-from agentrl.system.publish import published
+from agentrl.system.lines import AppendedLines, keep_steps
 
 ALARMS_FILE = "alarms.jsonl"
 ORDER: Sequence[Reaction] = ("warn", "stop", "checkpoint_then_stop")
@@ -34,10 +34,8 @@ class Alarms:
         alarms = alarms_of(findings)
         if not alarms:
             return [], "warn"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as lines:
-            for alarm in alarms:
-                lines.write(json.dumps(_line(step, alarm), ensure_ascii=False) + "\n")
+        with AppendedLines(self.path) as lines:
+            lines.add([json.dumps(_line(step, alarm), ensure_ascii=False) for alarm in alarms])
         for alarm in alarms:
             self.steps[alarm.check] += self.last.get(alarm.check, (None,))[0] != step
             self.last[alarm.check] = step, alarm.what
@@ -48,11 +46,7 @@ class Alarms:
 
     def forget_after(self, step: int) -> None:
         """Remove the alarms of later steps, which are taken again."""
-        if not self.path.exists():
-            return
-        kept = [line for line in self.path.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
-        with published(self.path) as temporary:
-            temporary.write_bytes(b"".join(kept))
+        keep_steps(self.path, step)
 
     def text(self) -> str | None:
         """Summarise the alarms of this process; None without alarms."""
@@ -68,12 +62,3 @@ class Alarms:
 def _line(step: int, alarm: Alarm) -> dict[str, object]:
     fields = {name: getattr(alarm, name) for name in ("what", "where", "why", "action", "count")}
     return {"step": step, "check": alarm.check, "severity": alarm.kind, **fields}
-
-
-def _step_of(line: bytes) -> int:
-    """Read the step of a line; a line that a kill has cut off belongs to a later step than all others."""
-    try:
-        found = json.loads(line)
-        return int(found["step"])
-    except (ValueError, KeyError, TypeError):
-        return 1 << 62

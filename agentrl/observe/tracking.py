@@ -25,7 +25,8 @@ from agentrl.errors import ConfigError, DataError, UserError, install_extra
 from agentrl.observe.display import Display
 from agentrl.observe.generations import Generation
 from agentrl.system.json_value import JSON
-from agentrl.system.publish import AppendedFile, published
+from agentrl.system.lines import AppendedLines, keep_steps, read_lines
+from agentrl.system.publish import published
 from agentrl.system.registry import configured
 from agentrl.system.user_code import user_code
 
@@ -178,17 +179,13 @@ class JsonLines(Sink):
 
     def __init__(self, run: RunInfo) -> None:
         self._path = run.dir / METRICS_FILE
-        self._file: AppendedFile | None = None
+        self._file: AppendedLines | None = None
         """Open from the first write on."""
 
     def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
         if self._file is None:
-            if self._path.exists():  # a kill may have cut off its last line
-                self._rewrite(read_metrics(self._path))
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = AppendedFile(self._path)
-        line = (json.dumps({"step": step, **metrics}, allow_nan=False) + "\n").encode()
-        self._file.append(line, fsync=True)
+            self._file = AppendedLines(self._path)
+        self._file.add([json.dumps({"step": step, **metrics}, allow_nan=False)], fsync=True)
 
     def write_generations(self, step: int, generations: Sequence[Generation]) -> None:
         text = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in generations)
@@ -196,21 +193,15 @@ class JsonLines(Sink):
             temporary.write_text(text, encoding="utf-8")
 
     def truncate_after(self, step: int) -> None:
-        if self._path.exists():
-            lines = read_metrics(self._path)
-            self._rewrite([line for line in lines if isinstance(at := line["step"], int) and at <= step])
         self.close()  # of what was there before
+        if self._path.exists():
+            read_metrics(self._path)  # a line that cannot be read is not lost without a word
+            keep_steps(self._path, step)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _rewrite(self, lines: Sequence[Mapping[str, JSON]]) -> None:
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        if text.encode() != self._path.read_bytes():
-            with published(self._path) as temporary:
-                temporary.write_text(text, encoding="utf-8")
 
 
 class Tensorboard(Sink):
@@ -254,21 +245,17 @@ def read_metrics(path: Path) -> list[dict[str, JSON]]:
 
     Raises DataError with the line's number for any other line that is not an object with a `step`.
     """
-    found: list[dict[str, JSON]] = []
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):
-                break
-            raise DataError(f"{path}, line {number}: not JSON ({error}); delete the line to go on") from error
+
+    def take(value: JSON) -> dict[str, JSON]:
         if not isinstance(value, dict) or not isinstance(value.get("step"), int):
-            raise DataError(f"{path}, line {number}: want an object with an integer `step`, found {line[:80]!r}")
-        found.append(value)
-    return found
+            raise TypeError("no such object")
+        return value
+
+    def broken(number: int, line: bytes, error: Exception) -> DataError:
+        want = "want an object with an integer `step`"
+        return DataError(f"{path}, line {number}: {want}, found {line[:80]!r} ({error}); delete the line to go on")
+
+    return read_lines(path, take, broken)
 
 
 def one_line(error: Exception) -> str:

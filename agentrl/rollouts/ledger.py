@@ -21,7 +21,7 @@ from pathlib import Path
 from agentrl.errors import DataError
 from agentrl.rollouts.staleness_scheduler import PromptStatus
 from agentrl.system.json_value import JSON, as_list, as_object
-from agentrl.system.publish import AppendedFile, published
+from agentrl.system.lines import AppendedLines, keep_steps, read_lines
 
 LEDGER_FILE = "ledger.jsonl"
 SHOWN = 10
@@ -126,18 +126,13 @@ class LedgerFile:
         """Read all lines, in order; a last line that a kill has cut off is left out. Raises DataError for another."""
         if not self.path.exists():
             return []
-        lines = self.path.read_bytes().split(b"\n")
-        found: list[RecordedBatch] = []
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                found.append(_batch(json.loads(line)))
-            except (ValueError, TypeError) as error:
-                if number == len(lines):
-                    break
-                raise self.broken(f"line {number}: expected a step's batch, found {line[:80]!r} ({error})") from error
-        return found
+        return read_lines(
+            self.path,
+            _batch,
+            lambda number, line, error: self.broken(
+                f"line {number}: expected a step's batch, found {line[:80]!r} ({error})"
+            ),
+        )
 
     def broken(self, what: str) -> DataError:
         """Make the error for a file; `what` names its fault."""
@@ -147,16 +142,13 @@ class LedgerFile:
 
     def add(self, batch: RecordedBatch) -> None:
         """Append a batch. Raises TrainingError on a full disk; earlier lines stay intact."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with AppendedFile(self.path) as file:
-            file.append(_line(batch), fsync=self.fsync)
+        with AppendedLines(self.path) as file:
+            file.add([_line(batch)], fsync=self.fsync)
 
     def keep_to(self, step: int) -> None:
-        """Forget the batches of later steps, and a line that a kill has cut off: the next one would lengthen it."""
-        if self.path.exists():
-            kept = [_line(batch) for batch in self.read() if batch.step <= step]
-            with published(self.path) as temporary:
-                temporary.write_bytes(b"".join(kept))
+        """Forget the batches of later steps. Raises DataError for a line that cannot be read."""
+        self.read()
+        keep_steps(self.path, step)
 
 
 def spans_of(ordinals: Iterable[int]) -> list[JSON]:
@@ -214,9 +206,9 @@ def named(ordinals: Iterable[int]) -> str:
     return ", ".join(map(str, ones[:SHOWN])) + rest
 
 
-def _line(batch: RecordedBatch) -> bytes:
+def _line(batch: RecordedBatch) -> str:
     spans = {name: found for name, found in spans_by_status(batch.statuses).items() if found}
-    return json.dumps({"step": batch.step, "version": batch.version, **spans}).encode() + b"\n"
+    return json.dumps({"step": batch.step, "version": batch.version, **spans})
 
 
 def _batch(line: JSON) -> RecordedBatch:

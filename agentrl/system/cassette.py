@@ -15,9 +15,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypedDict, final
+from typing import Any, Literal, TypedDict, cast, final
 
 from agentrl.errors import ConfigError, TrainingError
+from agentrl.system.json_value import JSON
+from agentrl.system.lines import AppendedLines, read_lines
 
 Mode = Literal["record", "replay"]
 _SHOWN = 200
@@ -81,15 +83,12 @@ class Cassette:
         self._answers: dict[tuple[str, str, int], Mapping[str, object]] = {}
         self._first: dict[str, Mapping[str, object]] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._file: BinaryIO | None = None
+        self._file: AppendedLines | None = None
         if mode == "replay":
             self._read()
             return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab", buffering=0)
-            recorded = self.path.read_bytes()
-            self._file.truncate(recorded.rfind(b"\n") + 1)  # a killed run may have left part of a line
+            self._file = AppendedLines(self.path)
         except OSError as error:
             raise ConfigError(f"tools.cassette_path: {self.path} cannot be written: {error.strerror}") from error
 
@@ -147,22 +146,19 @@ class Cassette:
 
     def _write(self, line: _AnswerLine | _SourceLine) -> None:
         assert self._file is not None
-        self._file.write(json.dumps(line, default=_plain).encode() + b"\n")
+        self._file.add([json.dumps(line, default=_plain)])
 
     def _read(self) -> None:
         try:
-            lines = self.path.read_bytes().split(b"\n")
+            read_lines(self.path, self._take, self._broken)
         except OSError as error:
             raise ConfigError(f"tools.cassette_path: {self.path} cannot be read: {error.strerror}") from error
-        for number, line in enumerate(lines, 1):
-            if not line or (number == len(lines) and not line.endswith(b"}")):  # of a run that was killed
-                continue
-            try:
-                self._take(json.loads(line))
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise ConfigError(f"{self.path}:{number}: no line of a cassette ({error})") from error
 
-    def _take(self, line: _AnswerLine | _SourceLine) -> None:
+    def _broken(self, number: int, line: bytes, error: Exception) -> ConfigError:
+        return ConfigError(f"{self.path}:{number}: no line of a cassette ({error})")
+
+    def _take(self, value: JSON) -> None:
+        line = cast(_AnswerLine | _SourceLine, value)
         if "source" in line:
             self._sources[line["source"]] = [(dict(schema), bool(stateful)) for schema, stateful in line["tools"]]
             return

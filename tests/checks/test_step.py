@@ -210,7 +210,9 @@ def test_alarms_are_written_shown_and_summed_up(tmp_path: Path) -> None:
     assert "(and 2 more)" in shown[0]
     assert "gap: in 5 steps, the last of step 5: far" in str(alarms.text())
     with alarms.path.open("a") as lines:
-        lines.write('{"step": 6, "chec')
+        lines.write('{"step": 6, "chec')  # by a kill
+    alarms.raise_for(7, findings)
+    assert [json.loads(line)["step"] for line in alarms.path.read_text().splitlines()] == [1, 2, 3, 4, 5, 5, 7]
     alarms.forget_after(3)
     assert [json.loads(line)["step"] for line in alarms.path.read_text().splitlines()] == [1, 2, 3]
 
