@@ -346,19 +346,21 @@ class Episode:
                 "the policy has ended its turn, and nothing was observed since: `await episode.observe(messages)` "
                 "appends what it is to answer"
             )
-        params = SamplingParams(
-            max_new_tokens=self.room(max_tokens),
-            temperature=self.params.temperature,
-            top_p=self.params.top_p,
-            top_k=self.params.top_k,
-            stop_token_ids=self.context.chat.stop_token_ids + self.context.chat.media_token_ids,
-            stop=tuple(stop),
-            seed=seed_of(self.seed, len(transcript)),
-            priority=self.params.priority,
-        )
+        params = self.turn_params(stop, max_tokens)
         before = self.generate_seconds
         generation = await self.sample_ids(transcript.ids, params, self.session, transcript.images)
         return await self.record(generation, self.generate_seconds - before, params.seed)
+
+    def turn_params(self, stop: Sequence[str], max_tokens: int | None, adapter: str | None = None) -> SamplingParams:
+        """Make the parameters of the transcript's next turn. Needs `budget_left` > 0."""
+        return replace(
+            self.params,
+            max_new_tokens=self.room(max_tokens),
+            stop_token_ids=self.context.chat.stop_token_ids + self.context.chat.media_token_ids,
+            stop=tuple(stop),
+            seed=seed_of(self.seed, len(self.transcript)),
+            adapter=adapter,
+        )
 
     async def record(self, generation: Generation, seconds: float, seed: int | None = None) -> Reply:
         """Append a generation, sampled in `seconds`, to the transcript as one assistant turn.

@@ -14,7 +14,7 @@ from functools import partial
 from agentrl.agent_loop.base import Episode, Reply, TakeTurn
 from agentrl.agent_loop.limits import seed_of
 from agentrl.config.sections.roles import RoleConfig
-from agentrl.engines.contract import FinishReason, SamplingParams
+from agentrl.engines.contract import FinishReason
 from agentrl.remote import RemoteOptions
 from agentrl.remote.chat_endpoint import ChatEndpoint
 from agentrl.system.call_journal import Codec, answered, as_json
@@ -83,17 +83,7 @@ async def untrained_turn(
     episode: Episode, stop: Sequence[str], max_tokens: int | None, adapter: str | None = None
 ) -> Reply:
     """Sample a turn of the run's policy, or of a frozen adapter, that is not trained on."""
-    params = SamplingParams(
-        max_new_tokens=episode.room(max_tokens),
-        temperature=episode.params.temperature,
-        top_p=episode.params.top_p,
-        top_k=episode.params.top_k,
-        stop_token_ids=episode.context.chat.stop_token_ids + episode.context.chat.media_token_ids,
-        stop=tuple(stop),
-        seed=seed_of(episode.seed, len(episode.transcript)),
-        priority=episode.params.priority,
-        adapter=adapter,
-    )
+    params = episode.turn_params(stop, max_tokens, adapter)
     before = episode.generate_seconds
     made = await episode.sample_ids(episode.transcript.ids, params, episode.session, episode.transcript.images)
     return await episode.record_frozen(
