@@ -166,12 +166,17 @@ def writer_of(folder: Path) -> str:
         return UNNAMED
 
 
+def writers_in(text: bytes | None) -> list[Writer]:
+    """List the writers of a record, the last of them last; none where there is no record or it is damaged."""
+    try:
+        return [] if text is None else _read(text, RECORD).written_by
+    except DataError:
+        return []
+
+
 def writer_in(text: bytes | None) -> str:
     """Name the last agentrl of a record; None: there is no record."""
-    try:
-        writers = [] if text is None else _read(text, RECORD).written_by
-    except DataError:
-        return UNNAMED
+    writers = writers_in(text)
     return (named_writer(writers[-1].versions) if writers else None) or UNNAMED
 
 

@@ -17,7 +17,7 @@ import yaml
 
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON, as_object
-from agentrl.system.versions import RECORD, check_record
+from agentrl.system.versions import RECORD, Writer, check_record, writers_in
 from agentrl.trajectory.files import TRAJECTORIES, UPDATES, FileName
 from agentrl.view.folder import Folder, Stamp
 from agentrl.view.json_lines import JsonLines
@@ -129,6 +129,11 @@ class Run:
             text = self.folder.read("config.yaml") if self.kind == "run" else None
             self._config = _config(text) if text is not None and len(text) <= MOST_CONFIG else {}
         return self._config
+
+    @property
+    def writers(self) -> list[Writer]:
+        """The versions that wrote a run, the last of them last."""
+        return writers_in(self.folder.read(RECORD)) if self.kind == "run" else []
 
     @property
     def tokens(self) -> TokenTexts:

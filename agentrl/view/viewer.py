@@ -75,15 +75,14 @@ class Viewer:
         }
 
     def _differing(self) -> dict[str, list[JSON]]:
-        """Keys of the configs that differ between the runs, with each run's value."""
-        configs = [run.config for run in self._runs if run.config]
-        if len(configs) < 2:
+        """Keys of the configs and versions of the last writers that differ between runs, with the value of each run."""
+        settings = [{**run.config, **_last_versions(run)} for run in self._runs]
+        found = [one for one in settings if one]
+        if len(found) < 2:
             return {}
-        keys = {key: None for config in configs for key in config}
+        keys = {key: None for one in found for key in one}
         return {
-            key: [run.config.get(key) for run in self._runs]
-            for key in keys
-            if len({str(config.get(key)) for config in configs}) > 1
+            key: [one.get(key) for one in settings] for key in keys if len({str(one.get(key)) for one in found}) > 1
         }
 
     def curves(self, number: int) -> Record:
@@ -100,6 +99,7 @@ class Viewer:
             "ended": (run.folder.read("ended.txt", end=1000) or b"").decode(errors="replace").strip(),
             "unreadable": run.metrics.unreadable,
             "config": run.config,
+            "writers": [one.model_dump() for one in run.writers],
         }
 
     def step(self, number: int, set: str, step: int) -> Record:
@@ -205,3 +205,8 @@ class Viewer:
             raise DataError(f"there is no run {number}: {len(self._runs)} are open")
         found[number].refresh()
         return found[number]
+
+
+def _last_versions(run: Run) -> dict[str, JSON]:
+    """The versions that wrote a run last, by `versions/` and the package's name."""
+    return {f"versions/{name}": found for one in run.writers[-1:] for name, found in one.versions.items()}

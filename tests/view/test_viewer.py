@@ -101,6 +101,22 @@ def test_runs_are_compared_by_their_keys(run: Path, tmp_path: Path) -> None:
     assert [one["last"]["reward/mean"] for one in overview["runs"]] == [0.75, 0.25]
 
 
+def test_a_run_shows_the_versions_that_wrote_it(run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", 1)
+    for folder, step, of in ((run, 0, "0.1.0"), (run, 4, "0.2.0"), (other, 0, "0.1.0")):
+        record = folder / "versions.json"
+        known = json.loads(record.read_text())["written_by"] if record.exists() else []
+        known.append({"after_step": step, "versions": {"agentrl": of, "torch": "2.13.0"}})
+        record.write_text(json.dumps({"format": 1, "written_by": known}))
+    viewer = Viewer([open_run(str(run)), open_run(str(other))])
+    assert [(one["after_step"], one["versions"]["agentrl"]) for one in as_seen(viewer.curves(0))["writers"]] == [
+        (0, "0.1.0"),
+        (4, "0.2.0"),
+    ]
+    differing = as_seen(viewer.overview())["differing"]
+    assert differing["versions/agentrl"] == ["0.2.0", "0.1.0"] and "versions/torch" not in differing
+
+
 @pytest.mark.parametrize(
     "place", [(0, "train_000009", 0), (0, "train_000001", 99), (1, "train_000001", 0), (0, "../config", 0)]
 )

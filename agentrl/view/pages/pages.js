@@ -159,10 +159,15 @@ export async function run(overview, [number_], query, redrawn) {
     section("Faults", faults.map((name) => chart([name]))),
     section("Checks", checks.map((name) => chart([name]))),
     !all.length && !Object.keys(one.sets).length && !scores.length ? h("p", { class: "empty" }, "Nothing is recorded yet.") : null,
-    Object.keys(answer.config).length ? h("details", { class: "config" }, h("summary", {}, "Config"), h("pre", {}, shown(Object.entries(answer.config).map(([key, value]) => `${key}=${value}`).join("\n")))) : null,
+    answer.writers.length ? details("Versions", answer.writers.map((one) => `after step ${one.after_step}: ${Object.entries(one.versions).map(([name, value]) => `${name} ${value}`).join(", ")}`)) : null,
+    Object.keys(answer.config).length ? details("Config", Object.entries(answer.config).map(([key, value]) => `${key}=${value}`)) : null,
   );
   if (find.value) list();
   return body;
+}
+
+function details(name, lines) {
+  return h("details", { class: "config" }, h("summary", {}, name), h("pre", {}, shown(lines.join("\n"))));
 }
 
 function numbersTable(scores) {
