@@ -19,5 +19,7 @@ model=runs/smollm2/model out=runs/repairs seed=${SEED:-1}
   model.chat_template=examples/smollm2/chat_template.jinja optim.lr=5e-5 trainer.default_local_dir="$out/warm-up"
 proxy=actor_rollout_ref.rollout.agent.openai_proxy words=()
 [ -z "${IMAGE:-}" ] || words=("$proxy.start=container" "$proxy.container.image=$IMAGE")
+[ -e "$out/before/val_only/metrics.jsonl" ] || python -m agentrl.train --config-name recipe/smollm2_repairs \
+  "${words[@]}" trainer.val_only=true trainer.default_local_dir="$out/before" "$@"
 python -m agentrl.train --config-name recipe/smollm2_repairs "${words[@]}" data.seed="$seed" trainer.seed="$seed" \
   trainer.default_local_dir="$out/seed-$seed" "$@"

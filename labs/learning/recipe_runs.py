@@ -40,12 +40,17 @@ class Run:
     seconds: float
 
     @classmethod
-    def read(cls, folder: Path) -> Run:
+    def read(cls, folder: Path, before: Path | None = None) -> Run:
+        """Read a run's folder; before: the folder of the one validation before all runs, which then made none."""
         lines = read_metrics(folder / "metrics.jsonl")
         seconds = [number(line, TIME) for line in lines if TIME in line]
-        validated = pq.read_table(folder / "trajectories" / "val_000000_greedy.parquet", columns=["data_source"])
+        first = before or folder
+        validated = pq.read_table(first / "trajectories" / "val_000000_greedy.parquet", columns=["data_source"])
         problems = Counter(validated["data_source"].to_pylist())
-        return cls(folder, tuple(line for line in lines if GREEDY in line), problems, len(seconds), sum(seconds))
+        validations = [line for line in lines if GREEDY in line]
+        if before is not None:
+            validations = [*read_metrics(before / "metrics.jsonl"), *validations]
+        return cls(folder, tuple(validations), problems, len(seconds), sum(seconds))
 
     @property
     def sources(self) -> dict[str, str]:
@@ -96,11 +101,12 @@ def table(runs: Sequence[Run]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", help="run folders, one a seed")
+    parser.add_argument("--before", type=Path, help="folder val_only/ of the validation before all runs")
     parser.add_argument("--document", type=Path, help="page that takes the table")
     parser.add_argument("--name", default="runs", help="name of the page's marks")
     parser.add_argument("--picture", type=Path, help="PNG of all curves")
     given = parser.parse_args(arguments)
-    runs = [Run.read(folder) for folder in given.folders]
+    runs = [Run.read(folder, given.before) for folder in given.folders]
     print(table(runs))
     if given.document:
         replace_text(given.document, given.name, table(runs))

@@ -53,6 +53,16 @@ def test_each_run_has_its_shares_with_intervals_and_its_hours(
     assert "old" not in text and (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_one_validation_before_all_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, before = run_folder(tmp_path / "seed-1", (0.0, 1.0)), run_folder(tmp_path / "val_only", (0.25, 0.0))
+    (run / "trajectories" / "val_000000_greedy.parquet").unlink()
+    for folder, kept in ((run, slice(1, None)), (before, slice(1))):
+        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (folder / "metrics.jsonl").write_text("".join(lines[kept]))
+    assert main([str(run), "--before", str(before)]) == 0
+    assert "| seed-1 | 25.0 % (17.4 to 34.5) | 50.0 % at step 1 | 100.0 %" in capsys.readouterr().out
+
+
 def test_a_page_without_the_marks_is_left_as_it_is(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "seed-1", (0.5, 0.5))
     page = tmp_path / "page.md"
