@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 KNOWN = (("podman",), ("docker",))
 INFO_SECONDS = 30.0
-STOP_SECONDS = 30.0
+STOP_SECONDS = 120.0
+"""Seconds for a removal. On two cores with a load of 110, removals took more than 30."""
 MOST_SAID = 1 << 20
 """Bytes of a call's output that are kept."""
 LOOK_SECONDS = 2.0
