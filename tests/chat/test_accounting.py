@@ -15,6 +15,7 @@ from agentrl.chat.formats.parsers import CallFormat, CallParser
 from agentrl.config.registries import CALL_FORMATS
 from tests.chat.synthetic import CALLS, EVERY_TOKEN, NESTED, PLAIN, TOOLS, Calls, draw_arguments
 from tests.chat.vocabularies import TINY
+from tests.naming import Names, assert_names
 
 EVERY = (*CALLS, NESTED)
 ALL = pytest.mark.parametrize("calls", EVERY, ids=lambda calls: f"{calls.format}-{calls.head}-{calls.value}")
@@ -130,29 +131,30 @@ def test_a_member_that_no_call_has_is_an_error(calls: Calls) -> None:
 @pytest.mark.parametrize(
     ("family", "text", "error"),
     [
-        ("kimi-k2", "<|tool_call_begin|>calculator<|tool_call_end|>", "the call is not of the form functions.name:"),
-        ("kimi-k2", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}", "the call is not closed with"),
-        ("gemma4", "<|tool_call>calculator{}<tool_call|>", "the call is not of the form call:name{key:value,...}"),
-        ("gemma4", "<|tool_call>call:now{x:Paris}<tool_call|>", "the arguments cannot be read: 'Paris' is no number"),
-        ("gemma4", '<|tool_call>call:now{x:"Paris"}<tool_call|>', "the arguments cannot be read: '\"Paris\"' is no n"),
-        ("gemma4", "<|tool_call>call:now{x:1,x:1}<tool_call|>", "the arguments cannot be read: a key is given twice"),
-        ("gemma4", "<|tool_call>call:now{x:1}2<tool_call|>", "the arguments cannot be read: no separator before"),
-        ("gemma4", "<|tool_call>call:now{" + "x:{" * 5000 + "<tool_call|>", "the arguments cannot be read: no sep"),
-        ("inkling", 'now<|content_invoke_tool_json|>{"name":"now"}<|end_message|>', "the call must be a JSON object"),
+        ("kimi-k2", "<|tool_call_begin|>calculator<|tool_call_end|>", "functions.name"),
+        ("kimi-k2", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}", "not closed"),
+        ("gemma4", "<|tool_call>calculator{}<tool_call|>", "call:name{key:value,...}"),
+        ("gemma4", "<|tool_call>call:now{x:Paris}<tool_call|>", "'Paris'"),
+        ("gemma4", '<|tool_call>call:now{x:"Paris"}<tool_call|>', "'\"Paris\"'"),
+        ("gemma4", "<|tool_call>call:now{x:1,x:1}<tool_call|>", "twice"),
+        ("gemma4", "<|tool_call>call:now{x:1}2<tool_call|>", "separator"),
+        ("gemma4", "<|tool_call>call:now{" + "x:{" * 5000 + "<tool_call|>", "nested"),
+        ("inkling", 'now<|content_invoke_tool_json|>{"name":"now"}<|end_message|>', "JSON"),
         (
             "inkling",
             'now<|content_invoke_tool_json|>{"name":"calculator","args":{}}<|end_message|>',
-            "the call names two functions, 'now' and 'calculator'",
+            ("'now'", "'calculator'"),
         ),
-        ("inkling", 'now<|content_invoke_tool_json|>{"name":"now","args":{}}', "the call is not closed with"),
-        ("inkling", "now<|content_invoke_tool_text|>{}<|end_message|>", "the call is not of the form name<|content_"),
-        ("llama-3", '{"name": "now", "parameters": {}, "other": 1}', "the call has the members ['other'] beside"),
+        ("inkling", 'now<|content_invoke_tool_json|>{"name":"now","args":{}}', "not closed"),
+        ("inkling", "now<|content_invoke_tool_text|>{}<|end_message|>", "name<|content_invoke_tool_json|>"),
+        ("llama-3", '{"name": "now", "parameters": {}, "other": 1}', "['other']"),
     ],
 )
-def test_broken_calls_of_families_say_why(make_chat: Callable[..., Chat], family: str, text: str, error: str) -> None:
+def test_broken_calls_of_families_say_why(make_chat: Callable[..., Chat], family: str, text: str, error: Names) -> None:
     chat = make_chat(family)
     (call,) = chat.parse([*chat._codec.encode(text), chat.stop_token_ids[0]], TOOLS).calls
-    assert call.error and call.error.startswith(error) and call.arguments is None
+    assert_names(call.error, error)
+    assert call.error and call.arguments is None
     assert call.raw in text
 
 

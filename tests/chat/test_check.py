@@ -16,6 +16,7 @@ from tests.chat.conftest import TEMPLATES
 from tests.chat.conversations import TOOLS
 from tests.chat.test_injection import sentencepiece_like
 from tests.chat.vocabularies import FAMILY_TOKENS, QWEN, save_tokenizer
+from tests.naming import assert_names, naming
 
 QUESTION: list[Message] = [{"role": "user", "content": "What is 2 + 3?"}]
 NO_TOOLS = ("deepseek-v3", "deepseek-r1")
@@ -31,7 +32,7 @@ def test_formats_that_fit(make_chat: Callable[..., Chat], name: str) -> None:
 
 @pytest.mark.parametrize("name", NO_TOOLS)
 def test_families_without_tools(make_chat: Callable[..., Chat], name: str) -> None:
-    with pytest.raises(ConfigError, match=r"without the tools \['calculator', 'now'\]"):
+    with naming(ConfigError, "['calculator', 'now']"):
         start_up_check(make_chat(name), QUESTION, TOOLS)
     assert "What is 2 + 3?" in start_up_check(make_chat(name), QUESTION, None)
 
@@ -42,13 +43,13 @@ def chat_of(path: Path, template: str, format: str, eos: str | None = "<|im_end|
 
 def test_template_that_ignores_tools(tmp_path: Path) -> None:
     chat = chat_of(tmp_path, templates.IGNORES_TOOLS, "hermes")
-    with pytest.raises(ConfigError, match=r"without the tools \['calculator', 'now'\]: its template ignores tools"):
+    with naming(ConfigError, "['calculator', 'now']"):
         start_up_check(chat, QUESTION, TOOLS)
     assert start_up_check(chat, QUESTION, None) == "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_no_parser(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no tool parser: its template writes the calls of template:hermes;"):
+    with naming(ConfigError, "template:hermes", "no tool"):
         start_up_check(chat_of(tmp_path, templates.HERMES, "template:none"), QUESTION, TOOLS)
 
 
@@ -57,28 +58,28 @@ def test_calls_that_no_format_reads(tmp_path: Path) -> None:
     own = templates.HERMES.replace("<tool_call>", "<fn>").replace("</tool_call>", "</fn>")
     with pytest.raises(ConfigError, match=r"seems to write a call as '.*<fn>\\n{\"name\": \"calculator\",") as told:
         start_up_check(chat_of(tmp_path, own, "auto"), QUESTION, TOOLS)
-    assert "docs/models.md, Tool calls in a format of your own" in str(told.value)
+    assert_names(told.value, "docs/models.md")
     assert "hermes" not in str(told.value)
     for without, said in (
-        (templates.IGNORES_TOOLS, "its template writes no tool calls"),
-        ("{%- if messages[-1].tool_calls %}{{- raise_exception('no') }}{%- endif %}" + own, "refuses tool calls .*no"),
+        (templates.IGNORES_TOOLS, "no tool calls"),
+        ("{%- if messages[-1].tool_calls %}{{- raise_exception('no') }}{%- endif %}" + own, "refuses"),
     ):
-        with pytest.raises(ConfigError, match=f"has no tool parser: .*{said}.* agent_name react"):
+        with naming(ConfigError, said, "agent_name"):
             start_up_check(chat_of(tmp_path, without, "none"), QUESTION, TOOLS)
 
 
 @pytest.mark.parametrize("format", ["qwen3_coder", "glm", "mistral", "llama3_json"])
 def test_wrong_parser(tmp_path: Path, format: str) -> None:
-    with pytest.raises(ConfigError, match=r"do not fit together. Set multi_turn.format to template:hermes, or to auto"):
+    with naming(ConfigError, "multi_turn.format", "template:hermes"):
         start_up_check(chat_of(tmp_path, templates.HERMES, format), QUESTION, TOOLS)
 
 
 def test_a_format_whose_signs_a_template_has_but_not_its_calls(tmp_path: Path) -> None:
     """`auto` chooses hermes by `<tool_call>`; no format reads what stands there, and the message names no other."""
     own = templates.HERMES.replace('{"name": "\'', "call \"'")
-    with pytest.raises(ConfigError, match=r"<tool_call>\\ncall \"calculator.*No format of agentrl is known") as told:
+    with naming(ConfigError, "<tool_call>\\ncall") as told:
         start_up_check(chat_of(tmp_path, own, "auto"), QUESTION, TOOLS)
-    assert "docs/models.md, Tool calls in a format of your own" in str(told.value)
+    assert_names(told.value, "docs/models.md")
     assert "Set multi_turn.format to" not in str(told.value)
 
 
@@ -91,7 +92,7 @@ USERS_FIRST = """\
 
 def test_template_that_writes_users_elsewhere(tmp_path: Path) -> None:
     chat = chat_of(tmp_path, USERS_FIRST, "none")
-    with pytest.raises(ConfigError, match=r"cannot go on from an assistant turn to a user message: .* leaves out"):
+    with naming(ConfigError, "assistant", "user"):
         start_up_check(chat, QUESTION, None)
     with pytest.raises(ConfigError, match=r"loses text: message 2 .* role 'user'"):
         training_check(chat, None, calls=False)
@@ -103,7 +104,7 @@ def test_template_that_drops_tool_answers(tmp_path: Path) -> None:
     )
     start_up_check(chat, QUESTION, None)
     training_check(chat, TOOLS, calls=False)
-    with pytest.raises(ConfigError, match="cannot go on from an assistant turn to a tool message"):
+    with naming(ConfigError, "assistant", "tool"):
         start_up_check(chat, QUESTION, TOOLS)
     for tools in (TOOLS, None):
         with pytest.raises(ConfigError, match=r"loses text: message 2 .* role 'tool'"):
@@ -138,7 +139,7 @@ def test_no_stop_token(tmp_path: Path) -> None:
     endless = templates.IGNORES_TOOLS.replace("<|im_end|>\\n", "").replace("<|im_start|>", "")
     chat = chat_of(tmp_path, endless, "none", eos=None)
     assert chat.stop_token_ids == ()
-    with pytest.raises(ConfigError, match="has no stop token: set eos_token"):
+    with naming(ConfigError, "eos_token"):
         start_up_check(chat, QUESTION, None)
 
 

@@ -15,6 +15,7 @@ from agentrl.trajectory import Message
 from tests.chat import templates
 from tests.chat.conversations import TOOLS, answers, assistant
 from tests.chat.vocabularies import QWEN, save_tokenizer
+from tests.naming import naming
 
 ANY_ROLE = "<|im_start|>system\nYou are helpful.<|im_end|>\n" + templates.IGNORES_TOOLS
 """A template that writes any role's name, and a system message of its own where it finds none at the beginning."""
@@ -90,7 +91,7 @@ def test_a_message_that_vanishes_is_refused(
 
 
 def test_the_role_of_the_row_is_named(chat_of: Callable[[str], Chat]) -> None:
-    with pytest.raises(DataError, match=r"message 1 .* role 'developer' \(taken for 'system': it has no branch for it"):
+    with naming(DataError, "message 1", "role 'developer'", "'system'"):
         chat_of(FIRST_ONLY).render(say("system", "developer", "user"))
 
 
@@ -109,7 +110,7 @@ def test_a_bridge_that_loses_a_message_is_refused(chat_of: Callable[[str], Chat]
     chat = chat_of(FIRST_ONLY)
     ids = [*chat.render(say("user")), *chat.encode("Hm."), chat.stop_token_ids[0]]
     assert "user 0" in chat.decode(chat.bridge(ids, say("user")))
-    with pytest.raises(DataError, match=r"message 0 .* role 'system', at the beginning"):
+    with naming(DataError, "message 0", "role 'system'"):
         chat.bridge(ids, say("system", "user"))
 
 

@@ -17,6 +17,7 @@ from tests.chat import templates
 from tests.chat.conftest import TEMPLATES
 from tests.chat.conversations import GO_ON, TOOLS, answers, assistant, call, conversation, roll_out, sampled_turns
 from tests.chat.vocabularies import QWEN, save_tokenizer
+from tests.naming import Names, naming
 
 PLAIN = [name for name in TEMPLATES if name not in ("opens_reasoning", "history_without_reasoning")]
 
@@ -181,13 +182,13 @@ def test_content_in_text_parts_is_joined(make_chat: Callable[..., Chat]) -> None
 
 
 def test_bad_conversations_name_the_fault(make_chat: Callable[..., Chat]) -> None:
-    with pytest.raises(ConfigError, match="one call a message"):
+    with naming(ConfigError, "one call"):
         make_chat("llama").render(conversation(assistant("", 2), assistant("So 5.")), TOOLS)
-    with pytest.raises(DataError, match="no assistant turn"):
+    with naming(DataError, "no assistant turn"):
         make_chat("hermes").render_training([GO_ON])
-    with pytest.raises(DataError, match="message 2 is an assistant turn with nothing before it"):
+    with naming(DataError, "message 2"):
         make_chat("hermes").render_training([GO_ON, assistant("a"), assistant("b")])
-    with pytest.raises(ValueError, match="assistant turns are sampled"):
+    with naming(ValueError, "sampled"):
         make_chat("hermes").bridge([1], [assistant("a")])
 
 
@@ -197,11 +198,11 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}" + "x" * 999 +
 @pytest.mark.parametrize(
     ("template", "problem"),
     [
-        (ENDLESS, "writes more than 67,108,864 characters"),
-        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth"),
+        (ENDLESS, "67,108,864 characters"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion"),
     ],
 )
-def test_a_template_without_end_is_an_error_in_words(tmp_path: Path, template: str, problem: str) -> None:
+def test_a_template_without_end_is_an_error_in_words(tmp_path: Path, template: str, problem: Names) -> None:
     """Templates come with models."""
-    with pytest.raises(ConfigError, match=problem):
+    with naming(ConfigError, problem):
         Chat.from_pretrained(save_tokenizer(tmp_path, QWEN, "<|im_end|>", template), format="none")

@@ -25,6 +25,7 @@ from tests.chat.turn_ends import (
     load_chat,
     save_chat,
 )
+from tests.naming import naming
 
 CLOSED = [name for name in ENDINGS if not name.startswith(("header", "newline_only", *UNMARKED))]
 """Turns end with one token, which a bridge writes where a turn was cut."""
@@ -198,5 +199,5 @@ def test_calls_that_no_policy_could_end_are_refused_where_there_are_calls(tmp_pa
     ids = [*chat.render([question]), *chat.encode("a"), chat.stop_token_ids[-1]]
     assert chat.decode(ids[-1:] + chat.bridge(ids, [question])) == f"{EOS}<|role|>u<|end|><|role|>"
     for check in (lambda: start_up_check(chat, [question], TOOLS), lambda: training_check(chat, TOOLS, calls=True)):
-        with pytest.raises(ConfigError, match=r"<\|call\|> before another turn, and writes <\|call\|> inside of turns"):
+        with naming(ConfigError, "<|call|>"):
             check()

@@ -16,6 +16,7 @@ from agentrl.config.sections.training import COMPARING
 from agentrl.errors import ConfigError
 from agentrl.workers.plan import mini_batches
 from tests.config.loading import OWN, load
+from tests.naming import Names, assert_names, naming
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
@@ -92,7 +93,7 @@ def test_a_key_without_effect_is_refused_until_it_has_one(override: str, needs: 
         load(override)
     key = override.partition("=")[0].removesuffix(".attention_backend")
     assert str(error.value).startswith(f"{key}=")
-    assert "has no effect: it needs " in str(error.value)
+    assert_names(error.value, "no effect")
     load(override, *needs)
 
 
@@ -115,38 +116,38 @@ def test_a_key_without_effect_is_refused_until_it_has_one(override: str, needs: 
 )
 def test_keys_that_another_key_switches_off(overrides: list[str]) -> None:
     load(*overrides[:-1])
-    with pytest.raises(ConfigError, match="has no effect"):
+    with naming(ConfigError, "no effect"):
         load(*overrides)
 
 
 def test_load_config_checks() -> None:
-    with pytest.raises(ConfigError, match=r"critic\.ppo_epochs=2 has no effect: it needs algorithm\.adv_estimator=gae"):
+    with naming(ConfigError, "critic.ppo_epochs=2", "algorithm.adv_estimator=gae", "no effect"):
         load_config([*OWN, "critic.ppo_epochs=2"])
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.lora_alpha=32"], r"model\.lora_alpha=32 has no effect: it needs model\.lora_rank above 0"),
-        (["ulysses_sequence_parallel_size=2"], r"size=2 has no effect: it needs trainer\.nnodes above 1 or"),
-        (["model.fsdp_config.fsdp_size=2"], r"size=2 has no effect: it needs trainer\.nnodes above 1 or"),
+        (["model.lora_alpha=32"], ("model.lora_alpha=32", "model.lora_rank", "no effect")),
+        (["ulysses_sequence_parallel_size=2"], ("ulysses_sequence_parallel_size=2", "trainer.nnodes", "no effect")),
+        (["model.fsdp_config.fsdp_size=2"], ("fsdp_size=2", "trainer.nnodes", "no effect")),
         (
             ["trainer.device=cpu", "model.fsdp_config.param_offload=true"],
-            r"offload=true has no effect: it needs trainer\.device=cuda or auto",
+            ("param_offload=true", "trainer.device=cuda", "no effect"),
         ),
-        (["trainer.checkpoint.async_save=true"], r"save=true has no effect: it needs trainer\.save_freq above 0"),
+        (["trainer.checkpoint.async_save=true"], ("async_save=true", "trainer.save_freq", "no effect")),
         (
             ["trainer.n_gpus_per_node=8", "ulysses_sequence_parallel_size=3"],
-            r"^ulysses_sequence_parallel_size=3 x model\.fsdp_config\.tensor_parallel_size=1 must divide the 8 ranks",
+            ("ulysses_sequence_parallel_size=3", "model.fsdp_config.tensor_parallel_size=1", "8 ranks"),
         ),
         (
             ["trainer.n_gpus_per_node=8", "model.fsdp_config.tensor_parallel_size=2", "model.lora_rank=8"],
-            r"^model\.lora_rank=8 conflicts with model\.fsdp_config\.tensor_parallel_size=2",
+            ("model.lora_rank=8", "model.fsdp_config.tensor_parallel_size=2", "conflicts"),
         ),
     ],
 )
-def test_supervised_training_is_checked_too(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_supervised_training_is_checked_too(overrides: list[str], message: Names) -> None:
+    with naming(ConfigError, message):
         load_config(["data.train_files=a.parquet", *overrides], "sft", SFTConfig)
 
 
@@ -157,7 +158,7 @@ def test_what_the_recipes_set_is_not_held_against_the_user() -> None:
 
 @pytest.mark.parametrize("override", [f"{ACTOR}.kl_loss_coef=0.001", "algorithm.lam=1.0", "data.val_batch_size=7"])
 def test_a_key_that_is_set_to_its_default_is_set(override: str) -> None:
-    with pytest.raises(ConfigError, match=f"{re.escape(override)} has no effect"):
+    with naming(ConfigError, override, "no effect"):
         load(override)
 
 
@@ -202,9 +203,8 @@ def test_the_clip_bounds_that_hold(overrides: list[str], low: float, high: float
 def test_a_batch_splits_evenly_into_mini_batches(batch: int, mini: int, near: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(f"data.train_batch_size={batch}", f"{ACTOR}.ppo_mini_batch_size={mini}")
-    assert str(error.value) == (
-        f"{ACTOR}.ppo_mini_batch_size={mini} is not the size of a mini-batch of data.train_batch_size={batch} (both "
-        f"count prompts), which is split as evenly as whole prompts can be; the nearest that are: {near}"
+    assert_names(
+        error.value, f"{ACTOR}.ppo_mini_batch_size={mini}", "mini-batch", f"data.train_batch_size={batch}", near
     )
 
 
@@ -215,7 +215,7 @@ def test_ten_mini_batches_of_512_prompts_have_51_or_52() -> None:
 
 
 def test_the_critics_mini_batch_is_one_of_the_batch_too() -> None:
-    with pytest.raises(ConfigError, match=r"critic\.ppo_mini_batch_size=9 is not the size"):
+    with naming(ConfigError, "critic.ppo_mini_batch_size=9"):
         load(GAE, "data.train_batch_size=32", "critic.ppo_mini_batch_size=9")
 
 
@@ -229,48 +229,48 @@ def test_the_context_must_hold_prompt_and_response() -> None:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["trainer.resume_mode=resume_path"], "needs trainer.resume_from_path"),
-        (["trainer.val_only=true"], "needs data.val_files"),
-        ([JUDGE], "needs reward_model.judge.model"),
-        (["reward_model.enable=true"], "needs reward_model.model.path"),
-        ([JUDGE, "reward_model.judge.model=m", "reward_model.timeout=30"], "judge.timeout=30 must be below"),
+        (["trainer.resume_mode=resume_path"], "trainer.resume_from_path"),
+        (["trainer.val_only=true"], "data.val_files"),
+        ([JUDGE], "reward_model.judge.model"),
+        (["reward_model.enable=true"], "reward_model.model.path"),
+        ([JUDGE, "reward_model.judge.model=m", "reward_model.timeout=30"], "judge.timeout=30"),
         (
             [VAL, f"{ROLLOUT}.val_kwargs.do_sample=false", f"{ROLLOUT}.val_kwargs.greedy=false"],
-            "nothing would be validated",
+            "validated",
         ),
     ],
 )
-def test_what_is_missing_beside_a_key(overrides: list[str], says: str) -> None:
+def test_what_is_missing_beside_a_key(overrides: list[str], says: Names) -> None:
     with pytest.raises(ConfigError) as error:
         load(*overrides)
-    assert says in str(error.value)
+    assert_names(error.value, says)
 
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ([f"{ACTOR}.ulysses_sequence_parallel_size=3"], r"actor\.ulysses_sequence_parallel_size=3 x .* the 8 ranks"),
+        ([f"{ACTOR}.ulysses_sequence_parallel_size=3"], ("actor.ulysses_sequence_parallel_size=3", "8 ranks")),
         (
             [f"{ACTOR}.ulysses_sequence_parallel_size=4", f"{ACTOR}.fsdp_config.tensor_parallel_size=4"],
-            r"=4 x .*fsdp_config\.tensor_parallel_size=4 must divide the 8 ranks",
+            ("ulysses_sequence_parallel_size=4", "fsdp_config.tensor_parallel_size=4", "8 ranks"),
         ),
-        ([f"{ACTOR}.fsdp_config.fsdp_size=3"], r"actor\.fsdp_config\.fsdp_size=3 must divide the 8 ranks of the role;"),
+        ([f"{ACTOR}.fsdp_config.fsdp_size=3"], ("actor.fsdp_config.fsdp_size=3", "8 ranks")),
         (
             [GAE, "critic.model.fsdp_config.fsdp_size=8", "critic.model.fsdp_config.tensor_parallel_size=2"],
-            r"critic\.model\.fsdp_config\.fsdp_size=8 must divide the 8 ranks of the role / tensor_parallel_size=2",
+            ("critic.model.fsdp_config.fsdp_size=8", "8 ranks", "role /", "tensor_parallel_size=2"),
         ),
         (
             [f"{ACTOR}.fsdp_config.tensor_parallel_size=2", "actor_rollout_ref.model.lora_rank=8"],
-            r"actor_rollout_ref\.model\.lora_rank=8 conflicts with .*\.tensor_parallel_size=2",
+            ("actor_rollout_ref.model.lora_rank=8", ".tensor_parallel_size=2", "conflicts"),
         ),
         (
             [GAE, f"{ACTOR}.use_torch_compile=true", "critic.model.fsdp_config.tensor_parallel_size=2"],
-            r"use_torch_compile=true conflicts with critic\.model\.fsdp_config\.tensor_parallel_size=2",
+            ("use_torch_compile=true", "critic.model.fsdp_config.tensor_parallel_size=2", "conflicts"),
         ),
     ],
 )
-def test_ranks_that_cannot_be_arranged_so(overrides: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_ranks_that_cannot_be_arranged_so(overrides: list[str], says: Names) -> None:
+    with naming(ConfigError, says):
         load(*OWN, "trainer.nnodes=2", "trainer.n_gpus_per_node=4", *overrides)
 
 
@@ -281,58 +281,58 @@ FREED = [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.free_cache_engine=true", "trainer
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["async_training.depth=3"], "depth=3 is above async_training.max_staleness=2: .* raise max_staleness"),
-        (["async_training.publish_every=4"], r"publish_every=4 is above async_training.max_staleness=2 \+ 1: "),
+        (["async_training.depth=3"], ("depth=3", "async_training.max_staleness=2", "max_staleness")),
+        (["async_training.publish_every=4"], ("publish_every=4", "async_training.max_staleness=2")),
         (
             ["trainer.save_freq=-1"],
-            "save_freq=-1 conflicts with async_training.max_staleness=2: .* Set trainer",
+            ("save_freq=-1", "async_training.max_staleness=2", "conflicts"),
         ),
-        ([*FREED, "async_training.keep_kv_cache=true"], "keep_kv_cache=true conflicts with .*free_cache_engine=true"),
+        ([*FREED, "async_training.keep_kv_cache=true"], ("keep_kv_cache=true", "free_cache_engine=true", "conflicts")),
         (
             [*FREED, "async_training.publish_every=2"],
-            "publish_every=2 conflicts with .*free_cache_engine=true: .* Set publish_every=1",
+            ("publish_every=2", "free_cache_engine=true", "publish_every=1", "conflicts"),
         ),
         (
             [*FREED, "trainer.n_gpus_per_node=2", f"{ROLLOUT}.nnodes=2"],
-            "max_staleness=2 with .*nnodes=2 conflicts with .*free_cache_engine=true: .* of their own",
+            ("max_staleness=2", "nnodes=2", "free_cache_engine=true", "conflicts"),
         ),
-        (["algorithm.rollout_correction.proximal=published"], "proximal=published needs .*publish_every above 1"),
+        (["algorithm.rollout_correction.proximal=published"], ("proximal=published", "publish_every", "above")),
         (
             ["algorithm.rollout_correction.proximal=published", "async_training.publish_every=2"],
-            "save_freq=5 conflicts with .*proximal=published: .* multiple of publish_every=2",
+            ("save_freq=5", "proximal=published", "publish_every=2", "conflicts"),
         ),
     ],
 )
-def test_a_bound_on_staleness_that_cannot_hold(overrides: list[str], says: str) -> None:
+def test_a_bound_on_staleness_that_cannot_hold(overrides: list[str], says: Names) -> None:
     keys = ["async_training.max_staleness=2", "trainer.save_freq=5"]
     load(*keys, "async_training.depth=2", "async_training.publish_every=3")
     load(*keys, f"{ROLLOUT}.name=sglang")
     load(*keys, *FREED)
     load(*keys, "trainer.n_gpus_per_node=2", f"{ROLLOUT}.nnodes=2")
-    with pytest.raises(ConfigError, match=says):
+    with naming(ConfigError, says):
         load(*keys, *overrides)
 
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["rollout_is=token", "rollout_is_lower=3"], "rollout_is_lower=3 is above rollout_is_threshold=2"),
-        (["rollout_is=token", "proximal=rollout"], "would count twice. Set .*loss_mode=gpg"),
-        (["rollout_is=token", f"{LOSS}=m2po"], "conflicts with loss_mode=m2po: the ratio of loss_mode=m2po is to the"),
+        (["rollout_is=token", "rollout_is_lower=3"], ("rollout_is_lower=3", "rollout_is_threshold=2")),
+        (["rollout_is=token", "proximal=rollout"], ("loss_mode=gpg", "twice")),
+        (["rollout_is=token", f"{LOSS}=m2po"], ("loss_mode=m2po", "conflicts")),
         (
             ["rollout_is=token", "rollout_is_batch_normalize=true", "proximal=interpolated"],
-            "rollout_is_batch_normalize=true conflicts with .*proximal=interpolated.*Set proximal=recomputed",
+            ("rollout_is_batch_normalize=true", "proximal=interpolated", "proximal=recomputed", "conflicts"),
         ),
         (
             ["rollout_is=tempered", "proximal=interpolated"],
-            "rollout_is=tempered conflicts with .*proximal=interpolated.*Set proximal=recomputed",
+            ("rollout_is=tempered", "proximal=interpolated", "proximal=recomputed", "conflicts"),
         ),
-        (["reject.token=2"], r"reject.*token expects \[lower, upper\]"),
-        (["reject.tokens=2"], "reject: expected 'token', .* found 'tokens'"),
+        (["reject.token=2"], ("token", "[lower, upper]")),
+        (["reject.tokens=2"], ("reject:", "'token'", "found 'tokens'")),
     ],
 )
-def test_corrections_that_cannot_be(overrides: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_corrections_that_cannot_be(overrides: list[str], says: Names) -> None:
+    with naming(ConfigError, says):
         section = "algorithm.rollout_correction."
         load(*(override if override.startswith(LOSS) else section + override for override in overrides))
 
@@ -410,7 +410,7 @@ def test_one_trajectory_a_prompt_is_told_to_have_no_baseline(caplog: pytest.LogC
         caplog.clear()
         load(one, f"algorithm.adv_estimator={estimator}")
         assert caplog.text.count(f"n=1 with algorithm.adv_estimator={estimator}: ") == 1
-        assert "no baseline and the advantage is the reward" in caplog.text
+        assert_names(caplog.text, "no baseline")
     caplog.clear()
     load(many, "algorithm.adv_estimator=grpo")
     load(one, "algorithm.adv_estimator=reinforce_plus_plus")
@@ -434,7 +434,7 @@ def test_a_cluster_that_runs_has_its_cpus() -> None:
 
 def test_a_clip_ratio_that_is_the_bound_is_remarked_on(caplog: pytest.LogCaptureFixture) -> None:
     load("actor_rollout_ref.actor.clip_ratio_high=1.2")
-    assert "clipped to [..., 2.2]; for the bound 1.2 set 0.2" in caplog.text
+    assert_names(caplog.text, "[..., 2.2]", "1.2", "0.2")
     caplog.clear()
     load("actor_rollout_ref.actor.clip_ratio_high=0.28")
     assert not caplog.text
@@ -469,7 +469,7 @@ def test_experts_are_not_replayed_by_compiled_layers() -> None:
 
 def test_the_trainers_experts_are_those_of_a_pass_before_the_update() -> None:
     replay = f"{ACTOR}.router_replay.mode=R2"
-    with pytest.raises(ConfigError, match=r"mode=R2 conflicts with .*proximal=rollout: .*replays the experts"):
+    with naming(ConfigError, "mode=R2", "proximal=rollout", "conflicts"):
         load_config([replay, "algorithm.rollout_correction.proximal=rollout"])
     assert load_config([replay]).actor_rollout_ref.actor.router_replay.mode == "R2"
 

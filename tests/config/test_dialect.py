@@ -13,6 +13,7 @@ from agentrl.config import SFTConfig, load_config
 from agentrl.config.registries import DIALECTS
 from agentrl.errors import ConfigError
 from agentrl.tool.toolset import ToolSet
+from tests.naming import Names, assert_names, naming
 
 MINE = """
 from agentrl.config.dialect import Dialect, Reading
@@ -79,7 +80,7 @@ def test_a_users_dialect_reads_a_whole_config(mine: Path, caplog: pytest.LogCapt
     argv = ["--config-path", str(mine), "--config-name", "job"]
     config = load_config([*argv, "++input=y.parquet"])
     assert (config.data.train_files, config.trainer.total_training_steps) == ("y.parquet", 3)
-    assert "typed: ['input'], trained on y.parquet" in caplog.messages
+    assert_names(caplog.messages, "typed:", "['input']", "y.parquet")
     with pytest.raises(ConfigError, match=r"^steps: expected below 9$"):
         load_config([*argv, "++steps=9"])
 
@@ -90,9 +91,9 @@ def test_a_registered_dialect_reads_keys_that_are_not_ours(caplog: pytest.LogCap
         config = load_config(["batch=32"])
     assert config.data.train_batch_size == 32
     assert caplog.messages.index("batch=32 is read") < [text[:5] for text in caplog.messages].index("typed")
-    with pytest.raises(ConfigError, match=r"^unknown key batches"):
+    with naming(ConfigError, "unknown", "batches"):
         load_config(["batch=32", "batches=9"])
-    with pytest.raises(ConfigError, match=r"no such file in .* \(write job\); there are"):
+    with naming(ConfigError, "write job"):
         load_config([], "their_job")
 
 
@@ -108,16 +109,16 @@ def test_a_registered_dialect_is_asked_for_classes_of_its_package(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("vrl", r"^dialect: unknown dialect 'vrl'; did you mean 'verl'\?; known are areal, verl, verl-0\.2, or"),
-        ("areal", r"^dialect=areal: no config is written in it as a whole; leave dialect out$"),
-        ("pathlib:Path", r"^dialect=pathlib:Path: expected a Dialect of agentrl\.config\.dialect, found"),
+        ("vrl", ("dialect:", "'vrl'", "'verl'", "verl-0.2", "unknown")),
+        ("areal", "dialect=areal"),
+        ("pathlib:Path", ("dialect=pathlib:Path", "Dialect", "agentrl.config.dialect")),
     ],
 )
-def test_what_is_no_dialect_is_refused(name: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_no_dialect_is_refused(name: str, said: Names) -> None:
+    with naming(ConfigError, said):
         load_config([f"dialect='{name}'"])
 
 
 def test_only_trainings_are_written_in_a_dialect() -> None:
-    with pytest.raises(ConfigError, match="unknown key dialect"):
+    with naming(ConfigError, "unknown", "dialect", "key"):
         load_config(["data.train_files=x", "model.path=m", "dialect=verl"], "sft", SFTConfig)

@@ -16,6 +16,7 @@ from agentrl.config.keys import defaults, flatten, leaf_keys, nearest
 from agentrl.config.sections.offline import GenerateConfig
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import configs_dir
+from tests.naming import assert_names, naming
 
 MODEL = "actor_rollout_ref.model.path=some/model"
 DATA = "data.train_files=train.parquet"
@@ -56,7 +57,7 @@ def test_generate_takes_short_keys() -> None:
     rollout = config.actor_rollout_ref.rollout
     assert (config.actor_rollout_ref.model.path, rollout.top_k, rollout.n) == ("c", 3, 5)
     assert config.data.max_prompt_length == 512, "what suits the quickstart's policy suits no other"
-    with pytest.raises(ConfigError, match=r"did you mean actor_rollout_ref\.rollout\.temperature"):
+    with naming(ConfigError, "actor_rollout_ref.rollout.temperature"):
         load_config([*given, "rollout.temperatur=1"], "generate", GenerateConfig)
 
 
@@ -71,9 +72,9 @@ def test_generate_takes_the_yaml_of_a_training(tmp_path: Path) -> None:
     config = load_config(argv, "generate", GenerateConfig)
     assert config.actor_rollout_ref.model.path == "m"
     assert config.actor_rollout_ref.rollout.multi_turn.tool_config_path is None, "no recipe is for generating"
-    with pytest.raises(ConfigError, match=r"trainer\.nnodes=2 has no effect: only training reads it; did you mean a"):
+    with naming(ConfigError, "trainer.nnodes=2", "no effect"):
         load_config([*argv, "trainer.nnodes=2"], "generate", GenerateConfig)
-    with pytest.raises(ConfigError, match=r"unknown key trainer\.nodes; did you mean actor"):
+    with naming(ConfigError, "key trainer.nodes", "unknown"):
         load_config([*argv, "trainer.nodes=2"], "generate", GenerateConfig)
 
 
@@ -81,9 +82,11 @@ def test_keys_of_a_file_with_every_key_count_where_they_are_no_defaults(tmp_path
     write_config(load_config([]), tmp_path / "config.yaml")
     argv = ["--config-path", str(tmp_path), "--config-name", "config"]
     assert load_config([*argv, "algorithm.norm_adv_by_std_in_grpo=false"]).algorithm.lam == 1.0
-    assert "algorithm.lam=1.0 has no effect" in refused(*argv, "algorithm.lam=1.0")
-    assert "algorithm.norm_adv_by_std_in_grpo=false has no effect" in refused(
-        *argv, "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.adv_estimator=rloo"
+    assert_names(refused(*argv, "algorithm.lam=1.0"), "algorithm.lam=1.0", "no effect")
+    assert_names(
+        refused(*argv, "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.adv_estimator=rloo"),
+        "algorithm.norm_adv_by_std_in_grpo=false",
+        "no effect",
     )
 
 
@@ -200,7 +203,7 @@ def test_unknown_key_names_the_nearest(override: str, named: str) -> None:
 
 
 def test_unknown_key_unlike_any_points_to_the_list() -> None:
-    assert refused("zzz.qqq=1") == "unknown key zzz.qqq\n(--cfg job prints all keys)"
+    assert_names(refused("zzz.qqq=1"), "key zzz.qqq", "--cfg", "unknown")
 
 
 def test_nearest_prefers_the_same_section() -> None:
@@ -215,7 +218,7 @@ def test_nearest_prefers_the_same_section() -> None:
         ("data.train_batch_size=abc", "data.train_batch_size", "'abc'"),
         ("data.train_batch_size=0", "data.train_batch_size", "found 0"),
         ("data.shuffle=maybe", "data.shuffle", "'maybe'"),
-        ("data.train_files=[[1]]", "data.train_files", "[[1]]"),
+        ("data.train_files=[[1]]", ("data.train_files", "given"), "[[1]]"),
         (f"{ACTOR}.optim.betas=[0.1]", f"{ACTOR}.optim.betas", "[0.1]"),
         (f"{ACTOR}.optim.lr=nan", f"{ACTOR}.optim.lr", "nan"),
         (f"{ACTOR}.loss_agg_mode=mean", f"{ACTOR}.loss_agg_mode", "'token-mean'"),
@@ -268,7 +271,7 @@ def test_faults_of_the_grammar(override: str, says: str) -> None:
 
 def test_a_file_that_is_nowhere() -> None:
     message = refused(f"{ROLLOUT}.multi_turn.tool_config_path=nope.yaml")
-    assert message.startswith(f"{ROLLOUT}.multi_turn.tool_config_path: there is no file nope.yaml")
+    assert_names(message, f"{ROLLOUT}.multi_turn.tool_config_path", "nope.yaml")
     assert str(configs_dir()) in message
 
 
@@ -305,7 +308,7 @@ def test_folders_and_values_with_an_apostrophe(tmp_path: Path) -> None:
         config = load_config([*flags, *words])
         assert config.data.train_files == f"{tmp_path}/o'brien/x.parquet"
         assert config.actor_rollout_ref.model.path == "it's"
-    assert "this is no override" in refused("data.train_files=[a'b]")
+    assert_names(refused("data.train_files=[a'b]"), "no override")
 
 
 def test_own_yaml_that_builds_on_nothing(tmp_path: Path) -> None:
@@ -318,7 +321,7 @@ def test_own_yaml_is_judged_like_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("defaults: [train, _self_]\ndata: {train_batchsize: 3}\n")
     assert "data.train_batch_size" in refused("--config-path", str(tmp_path), "--config-name", "job")
     (tmp_path / "job.yaml").write_text("defaults: [train, _self_]\ncritic: {ppo_epochs: 3}\n")
-    assert "critic.ppo_epochs=3 has no effect" in refused("--config-path", str(tmp_path), "--config-name", "job")
+    assert_names(refused("--config-path", str(tmp_path), "--config-name", "job"), "critic.ppo_epochs=3", "no effect")
 
 
 RECIPES = sorted(path.stem for path in (configs_dir() / "recipe").glob("*.yaml"))
@@ -407,7 +410,7 @@ def test_written_quickstart_config_loads_as_the_same(tmp_path: Path) -> None:
 
 
 def test_sft_needs_its_data() -> None:
-    with pytest.raises(ConfigError, match=r"data\.train_files must be given"):
+    with naming(ConfigError, "data.train_files", "given"):
         load_config([], "sft", SFTConfig)
     config = load_config(["data.train_files=a.parquet", "optim.lr=1e-4"], "sft", SFTConfig)
     assert (config.data.train_files, config.optim.lr) == ("a.parquet", 1e-4)
@@ -416,7 +419,7 @@ def test_sft_needs_its_data() -> None:
 def test_a_users_yaml_that_is_not_yaml(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("trainer:\n  seed: 1\n  seed: 2\n")
     message = refused("--config-path", str(tmp_path), "--config-name", "job")
-    assert "job.yaml" in message and "duplicate key seed" in message
+    assert_names(message, "job.yaml", "duplicate", "seed")
 
 
 def test_nothing_depends_on_which_keys_were_given() -> None:

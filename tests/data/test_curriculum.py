@@ -16,6 +16,7 @@ from agentrl.data.loader import Loader, make_loader
 from agentrl.errors import ConfigError, DataError
 from agentrl.trajectory import Outline, Status
 from tests.data.test_dataset import row, write
+from tests.naming import Names, naming
 
 SIZES = {"easy": 12, "hard": 4, "nq": 24}
 
@@ -145,7 +146,7 @@ def test_a_restored_sampler_continues_exactly(data: FileDataset) -> None:
         for one in (loader, restored):
             learn(one, {row: (row * (step + 2) % 5) / 4 for row in rows})
     assert loader.state_dict() == restored.state_dict()
-    with pytest.raises(DataError, match=r"made with data.seed=1, found data.seed=2"):
+    with naming(DataError, "data.seed=1", "found data.seed=2"):
         loader_of(data, seed=2).load_state_dict(state)
 
 
@@ -155,23 +156,23 @@ def test_a_restored_sampler_continues_exactly(data: FileDataset) -> None:
         (
             {"weights": {"esay": 1, "hard": 1, "nq": 1}},
             DataError,
-            "no row has the data_source 'esay'; did you mean 'ea",
+            ("data_source", "'esay'", "'easy'"),
         ),
-        ({"weights": {"easy": 1, "nq": 1}}, DataError, "found none for 'hard'; 0 leaves its rows out"),
-        ({"weights": {"easy": 0, "hard": 0, "nq": 0}}, DataError, "every weight is 0"),
-        ({"weights": {"easy": -1, "hard": 1, "nq": 1}}, ConfigError, "greater than or equal to 0"),
+        ({"weights": {"easy": 1, "nq": 1}}, DataError, ("'hard'", "weights")),
+        ({"weights": {"easy": 0, "hard": 0, "nq": 0}}, DataError, "every weight"),
+        ({"weights": {"easy": -1, "hard": 1, "nq": 1}}, ConfigError, ("easy", "-1")),
         ({"weights": {"easy": "nan", "hard": 1, "nq": 1}}, ConfigError, "data.sampler.options"),
-        ({"weights": "sucess"}, ConfigError, "'rows', 'equal' or 'success'"),
-        ({"temperature": 0}, ConfigError, "greater than 0"),
-        ({"too_hard": 0.5, "too_easy": 0.5}, ConfigError, "too_hard=0.5 must be below too_easy=0.5"),
-        ({"hard_share": 0.6, "easy_share": 0.6}, ConfigError, "must add up to 1 at most"),
-        ({"wieghts": "equal"}, ConfigError, "did you mean 'weights'"),
+        ({"weights": "sucess"}, ConfigError, ("'rows'", "'equal'", "'success'")),
+        ({"temperature": 0}, ConfigError, ("temperature", "0")),
+        ({"too_hard": 0.5, "too_easy": 0.5}, ConfigError, ("too_hard=0.5", "too_easy=0.5")),
+        ({"hard_share": 0.6, "easy_share": 0.6}, ConfigError, ("hard_share=0.6", "easy_share=0.6", "1")),
+        ({"wieghts": "equal"}, ConfigError, "'weights'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(
-    data: FileDataset, options: dict[str, Any], error: type[Exception], problem: str
+    data: FileDataset, options: dict[str, Any], error: type[Exception], problem: Names
 ) -> None:
-    with pytest.raises(error, match=problem):
+    with naming(error, problem):
         loader_of(data, **options)
 
 

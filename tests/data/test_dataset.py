@@ -16,6 +16,7 @@ import pytest
 from agentrl.data.dataset import FileDataset
 from agentrl.errors import CodeError, DataError
 from agentrl.trajectory.sample import Sample
+from tests.naming import Names, assert_names, naming
 
 Row = dict[str, Any]
 
@@ -222,21 +223,21 @@ def test_the_working_copy_is_freed_with_the_data_set(tmp_path: Path, monkeypatch
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    assert refused(f"{tmp_path}/no.parquet") == f"data file {tmp_path}/no.parquet does not exist"
-    assert "matches the pattern" in refused(f"{tmp_path}/*.parquet")
+    assert_names(refused(f"{tmp_path}/no.parquet"), f"{tmp_path}/no.parquet")
+    assert_names(refused(f"{tmp_path}/*.parquet"), "pattern")
     assert "holds no *.parquet" in refused(str(tmp_path))
-    assert "no data file is given" in refused([])
+    assert_names(refused([]), "no data file", "given")
 
 
 def test_not_a_parquet_file(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_text('{"prompt": []}\n')
-    assert f"{tmp_path}/a.parquet: expected a parquet file" in refused(f"{tmp_path}/a.parquet")
+    assert_names(refused(f"{tmp_path}/a.parquet"), f"{tmp_path}/a.parquet")
 
 
 def test_a_file_cut_off_in_the_middle(tmp_path: Path) -> None:
     file = Path(write(tmp_path / "a.parquet", [row(i) for i in range(5000)]))
     file.write_bytes(file.read_bytes()[:-200])
-    assert f"{file}: expected a parquet file" in refused(str(file))
+    assert_names(refused(str(file)), file)
 
 
 def test_a_damaged_page(tmp_path: Path) -> None:
@@ -244,19 +245,19 @@ def test_a_damaged_page(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[40:400] = b"\xff" * 360
     file.write_bytes(content)
-    assert f"{file}: it is damaged after row 0" in refused(str(file))
+    assert_names(refused(str(file)), file, "row 0", "damaged")
 
 
 def test_without_a_prompt_column(tmp_path: Path) -> None:
     message = refused(write(tmp_path / "a.parquet", [{"question": "hi", "answer": "x"}]))
-    assert "a.parquet: there is no column 'prompt'" in message
+    assert_names(message, "a.parquet", "column 'prompt'")
     assert "question, answer" in message and "data.prompt_key" in message
 
 
 def test_an_empty_data_set(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([row(0)]).slice(0, 0)
     pq.write_table(table, tmp_path / "a.parquet")
-    assert "the data set is empty" in refused(f"{tmp_path}/a.parquet")
+    assert_names(refused(f"{tmp_path}/a.parquet"), "empty", "the data")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_an_empty_data_set(tmp_path: Path) -> None:
 )
 def test_a_column_of_a_wrong_type(tmp_path: Path, change: Row, column: str, found: str) -> None:
     message = refused(write(tmp_path / "a.parquet", [row(0, **change)]))
-    assert message.startswith(f"{tmp_path}/a.parquet, row 0 (the first is 0), column {column}: expected ")
+    assert_names(message, f"{tmp_path}/a.parquet", "row 0", f"column {column}")
     assert found in message.partition("found")[2]
 
 
@@ -303,7 +304,7 @@ def test_a_bad_row_is_named_or_skipped(tmp_path: Path, change: Row, says: str) -
     other = write(tmp_path / "0.parquet", [row(-1)])
     file = write(tmp_path / "1.parquet", rows)
     message = refused([other, file])
-    assert message.startswith(f"{file}, row 4200 (the first is 0), column {says}")
+    assert_names(message, file, "row 4200", f"column {says}")
     assert "data.on_bad_row=skip" in message
     dataset = FileDataset([other, file], on_bad_row="skip")
     assert (len(dataset), dataset.bad.count) == (4500, 1)
@@ -321,7 +322,7 @@ def test_interaction_kwargs_without_a_name_ask_for_none_where_none_is_configured
     for dataset in map(FileDataset, (write(tmp_path / "a.parquet", rows), str(lines))):
         dataset.check(**known, interaction_names=[])
         assert [sample.interaction for sample in dataset] == [None, None]
-        with pytest.raises(DataError, match=r"row 0 .*interaction_kwargs\.name: expected the name .* known: it"):
+        with naming(DataError, "row 0", "interaction_kwargs.name"):
             dataset.check(**known, interaction_names=["it"])
 
 
@@ -336,7 +337,7 @@ def test_nothing_but_bad_rows(tmp_path: Path) -> None:
     assert len(FileDataset(file, on_bad_row="skip")) == 1
     file = write(tmp_path / "b.parquet", [row(0, prompt=[]), row(1, data_source=None)])
     pq.write_table(pq.read_table(file).slice(1), file)
-    assert "the data set is empty" in refused(file, on_bad_row="skip")
+    assert_names(refused(file, on_bad_row="skip"), "empty", "the data")
 
 
 def test_an_assistant_message_with_calls_needs_no_content(tmp_path: Path) -> None:
@@ -377,22 +378,22 @@ def test_check_gives_the_data_sources(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "known", "place", "says"),
     [
-        ("agent_names", ["single_turn", "tool_agents", "react"], "row 0 ", "'tool_agent'; did you mean 'tool_agents'?"),
+        ("agent_names", ["single_turn", "tool_agents", "react"], "row 0 ", ("'tool_agent'", "'tool_agents'")),
         ("agent_names", ["tool_agent", "react"], "row 17 ", "'single_turn'"),
         ("agent_names", ["single_turn", "tool_agent"], "row 4500 ", "'react_agent'"),
-        ("tool_names", ["calculate"], "row 4500 ", "'calculator'; did you mean 'calculate'?; known: calculate."),
-        ("tool_names", [], "row 4500 ", "known: none. Configure the tool"),
-        ("interaction_names", ["gsm9k"], "row 4600 ", "'gsm8k'; did you mean 'gsm9k'?"),
+        ("tool_names", ["calculate"], "row 4500 ", ("'calculator'", "'calculate'")),
+        ("tool_names", [], "row 4500 ", "known: none"),
+        ("interaction_names", ["gsm9k"], "row 4600 ", ("'gsm8k'", "'gsm9k'")),
     ],
 )
 def test_an_unknown_name_is_named_or_skipped(
-    tmp_path: Path, kind: str, known: list[str], place: str, says: str
+    tmp_path: Path, kind: str, known: list[str], place: str, says: Names
 ) -> None:
     file = named(tmp_path)
     with pytest.raises(DataError) as error:
         FileDataset(file).check(**{**NAMES, kind: known})
     assert str(error.value).startswith(f"{file}, {place}")
-    assert says in str(error.value)
+    assert_names(error.value, says)
     dataset = FileDataset(file, on_bad_row="skip")
     if place == "row 0 ":
         assert dataset.check(**{**NAMES, kind: known})
@@ -407,7 +408,7 @@ def test_an_unknown_name_is_named_or_skipped(
 
 def test_skipping_every_row_is_an_error(tmp_path: Path) -> None:
     dataset = FileDataset(write(tmp_path / "a.parquet", [row(0)]), on_bad_row="skip")
-    with pytest.raises(DataError, match=r"no row of .* is left: .*row 0 .*unknown name 'single_turn'"):
+    with naming(DataError, "row 0", "'single_turn'", "unknown"):
         dataset.check(agent_names=["react"], tool_names=[], interaction_names=[])
 
 
@@ -435,14 +436,14 @@ def test_overlong_prompts_are_refused(tmp_path: Path) -> None:
     dataset = FileDataset(file)
     with pytest.raises(DataError) as error:
         dataset.filter_overlong(tokens, 4, refuse=True)
-    assert str(error.value).startswith(f"{file}, row 2 (the first is 0): the prompt is 9 tokens long, ")
+    assert_names(error.value, file, "row 2", "9 tokens")
     assert "data.max_prompt_length is 4" in str(error.value)
     assert dataset.filter_overlong(tokens, 9, refuse=True) == 0
 
 
 def test_only_overlong_prompts(tmp_path: Path) -> None:
     dataset = FileDataset(write(tmp_path / "a.parquet", [row(5), row(6)]))
-    with pytest.raises(DataError, match="nothing is left"):
+    with naming(DataError, "nothing is left"):
         dataset.filter_overlong(tokens, 4)
 
 
@@ -453,7 +454,7 @@ def test_a_prompt_that_cannot_be_rendered(tmp_path: Path) -> None:
         return 1
 
     file = write(tmp_path / "a.parquet", [row(i) for i in range(4)])
-    with pytest.raises(DataError, match=r"row 2 .*cannot be rendered: roles must alternate"):
+    with naming(DataError, "row 2", "roles"):
         FileDataset(file).filter_overlong(length, 4)
     dataset = FileDataset(file, on_bad_row="skip")
     assert dataset.filter_overlong(length, 4) == 0
@@ -465,6 +466,6 @@ def test_an_error_of_a_users_code_is_no_fault_of_the_row(tmp_path: Path) -> None
         raise CodeError("agent loop mine: TypeError: x", "mine.py:7")
 
     file = write(tmp_path / "a.parquet", [row(0)])
-    with pytest.raises(CodeError, match=r"agent loop mine: TypeError: x\n  in .*a\.parquet, row 0 ") as told:
+    with naming(CodeError, "TypeError", "a.parquet", "row 0") as told:
         FileDataset(file, on_bad_row="skip").filter_overlong(length, 100)
     assert told.value.place == "mine.py:7"

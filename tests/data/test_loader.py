@@ -19,6 +19,7 @@ from agentrl.data.dataset import FileDataset
 from agentrl.data.loader import Loader, make_loader
 from agentrl.errors import CodeError, ConfigError, DataError
 from tests.data.test_dataset import row, tokens, write
+from tests.naming import Names, naming
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +77,12 @@ def test_a_restored_loader_goes_on_exactly(ten: FileDataset, steps: int, batch: 
 def test_a_state_of_other_data_is_refused(ten: FileDataset, tmp_path: Path) -> None:
     state = loader_of(ten, 2).state_dict()
     longer = FileDataset(write(tmp_path / "a.parquet", [row(i) for i in range(11)]))
-    with pytest.raises(DataError, match="made with other data"):
+    with naming(DataError, "other data"):
         loader_of(longer, 2).load_state_dict(state)
     moved = FileDataset(write(tmp_path / "b.parquet", [row(i) for i in range(10)]))
     loader_of(moved, 2).load_state_dict(state)
     moved.filter_overlong(tokens, 8)
-    with pytest.raises(DataError, match="made with other data"):
+    with naming(DataError, "other data"):
         loader_of(moved, 2).load_state_dict(state)
 
 
@@ -101,11 +102,11 @@ def test_a_state_is_of_the_content_of_files(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", [row(i) for i in (0, 1, 3, 2)], **plain)
     assert Path(file).stat().st_size == size
     changed = loader_of(FileDataset(file), 2)
-    with pytest.raises(DataError, match="made with other data"):
+    with naming(DataError, "other data"):
         changed.load_state_dict(state)
     changed.load_state_dict(old)
     write(tmp_path / "a.parquet", [row(i) for i in range(5)], **plain)
-    with pytest.raises(DataError, match="made with other data"):
+    with naming(DataError, "other data"):
         loader_of(FileDataset(file), 2).load_state_dict(old)
 
 
@@ -121,7 +122,7 @@ def test_a_state_of_another_order_is_refused(ten: FileDataset, seed: int, shuffl
 
 def test_a_batch_larger_than_the_data_is_refused(ten: FileDataset) -> None:
     assert len(next(loader_of(ten, 10))) == 10
-    with pytest.raises(DataError, match=r"train_batch_size=11 is more than the 10 rows"):
+    with naming(DataError, "train_batch_size=11", "10 rows"):
         loader_of(ten, 11)
 
 
@@ -168,23 +169,29 @@ def test_a_users_sampler_is_gone_on_with(ten: FileDataset, tmp_path: Path) -> No
     restored = own("Strided")
     restored.load_state_dict(state)
     assert take(restored, 3) == take(loader, 3)
-    with pytest.raises(CodeError, match=r"sampler Wild .*next_batch\): it must give 4 indices from 0 to 9"):
+    with naming(CodeError, "Wild", "next_batch", "4 indices"):
         next(own("Wild"))
 
 
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        (["data.sampler.name=shufled"], r"data\.sampler\.name: unknown sampler 'shufled'; did you mean 'shuffled'"),
-        (["data.sampler.name=FILE:Strided", "data.sampler.options.strid=2"], r"sampler\.options: unknown key 'strid'"),
-        (["data.sampler.name=sequential", "data.shuffle=true"], r"data\.shuffle=true has no effect"),
-        (["data.custom_cls.path=FILE:Stride"], r"data\.custom_cls\.path: .* has no 'Stride'; did you mean 'Strided'"),
-        (["data.custom_cls.path=FILE", "data.custom_cls.name=Stride"], r"has no 'Stride'; did you mean 'Strided'"),
-        (["data.custom_cls.path=FILE:Strided", "data.custom_cls.options.size=2"], r"options: unknown key 'size'"),
+        (["data.sampler.name=shufled"], ("data.sampler.name", "'shufled'", "'shuffled'", "unknown")),
+        (
+            ["data.sampler.name=FILE:Strided", "data.sampler.options.strid=2"],
+            ("sampler.options", "key 'strid'", "unknown"),
+        ),
+        (["data.sampler.name=sequential", "data.shuffle=true"], ("data.shuffle=true", "no effect")),
+        (["data.custom_cls.path=FILE:Stride"], ("data.custom_cls.path", "'Stride'", "'Strided'")),
+        (["data.custom_cls.path=FILE", "data.custom_cls.name=Stride"], ("'Stride'", "'Strided'")),
+        (
+            ["data.custom_cls.path=FILE:Strided", "data.custom_cls.options.size=2"],
+            ("options:", "key 'size'", "unknown"),
+        ),
     ],
 )
-def test_wrong_choices_are_told_with_the_config(tmp_path: Path, keys: list[str], says: str) -> None:
+def test_wrong_choices_are_told_with_the_config(tmp_path: Path, keys: list[str], says: Names) -> None:
     file = tmp_path / "curriculum.py"
     file.write_text(CURRICULUM)
-    with pytest.raises(ConfigError, match=says):
+    with naming(ConfigError, says):
         load_config([key.replace("FILE", str(file)) for key in keys])

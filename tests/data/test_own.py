@@ -12,6 +12,7 @@ from agentrl.config.sections.data import CustomDatasetConfig, DataConfig
 from agentrl.data.loader import make_loader
 from agentrl.data.own import OwnDataset, load_own
 from agentrl.errors import CodeError, ConfigError, DataError
+from tests.naming import naming
 
 SUMS = """
 from pydantic import BaseModel
@@ -75,9 +76,9 @@ def test_names_that_nobody_knows(tmp_path: Path) -> None:
 
 
 def test_what_a_class_must_give(tmp_path: Path) -> None:
-    with pytest.raises(CodeError, match=r"data set Dicts .*it must give Sample objects, found \{'prompt': '1'\}"):
+    with naming(CodeError, "Dicts", "Sample", "found {'prompt': '1'}"):
         own(tmp_path, "Dicts")[0]
-    with pytest.raises(DataError, match="the data set is empty"):
+    with naming(DataError, "empty"):
         own(tmp_path, largest=0)
-    with pytest.raises(ConfigError, match=r"data\.custom_cls: expected a class, .*:LIMIT is 3"):
+    with naming(ConfigError, "data.custom_cls", "LIMIT"):
         own(tmp_path, "LIMIT")

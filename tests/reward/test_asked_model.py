@@ -15,6 +15,7 @@ from agentrl.remote.router import ServerAccess
 from agentrl.reward import RewardManager, make_reward_manager, score_all
 from agentrl.trajectory import Message, Status, Trajectory, Transcript
 from agentrl.trajectory.sample import Sample
+from tests.naming import naming
 from tests.remote.conftest import FaultyServer, says
 
 Serve = Callable[..., Awaitable[FaultyServer]]
@@ -145,8 +146,8 @@ async def test_verls_manager_classes_are_made_with_both(tmp_path: Path, model: P
 
 
 def test_a_model_that_nobody_asks_and_a_function_without_one_are_told(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no scorer asks.*reward_router_address"):
+    with naming(ConfigError, "reward_router_address", "scorer"):
         manager(tmp_path, model, "def compute_score(solution_str): return 1").check(["any"])
-    with pytest.raises(ConfigError, match=r"none is served.*reward_model\.model\.generative=true"):
+    with naming(ConfigError, "reward_model.model.generative=true", "none"):
         (tmp_path / "asking.py").write_text(GENERATE)
         make_reward_manager(RewardModelConfig(), CustomRewardConfig(path=str(tmp_path / "asking.py")))

@@ -9,6 +9,7 @@ import pytest
 from agentrl.config.sections.reward import CustomRewardConfig
 from agentrl.errors import ConfigError
 from agentrl.reward import NaiveRewardManager
+from tests.naming import Names, assert_names
 
 
 def manager(tmp_path: Path, text: str, **config: object) -> NaiveRewardManager:
@@ -40,37 +41,39 @@ def test_accepted(tmp_path: Path, text: str) -> None:
         (
             "def compute_scores(solution_str): return 1",
             {},
-            "has no 'compute_score'; did you mean 'compute_scores'?; it defines compute_scores",
+            ("'compute_score'", "'compute_scores'", "compute_scores"),
         ),
-        ("x = 1", {"name": "mine"}, "has no 'mine'; it defines x"),
-        ("compute_score = 3", {}, "expected a function, found 3"),
-        ("class compute_score: ...", {}, "expected a function"),
-        ("1 / 0", {}, "my_reward.py failed: ZeroDivisionError: division by zero"),
-        ("import sys; sys.exit(3)", {}, "my_reward.py failed: SystemExit: 3"),
-        ("def f(:", {}, "failed: SyntaxError"),
+        ("x = 1", {"name": "mine"}, "'mine'"),
+        ("compute_score = 3", {}, "found 3"),
+        ("class compute_score: ...", {}, "function"),
+        ("1 / 0", {}, ("my_reward.py", "ZeroDivisionError")),
+        ("import sys; sys.exit(3)", {}, ("my_reward.py", "SystemExit")),
+        ("def f(:", {}, ("failed:", "SyntaxError")),
         (
             "def compute_score(solution_str, groundtruth): return 1",
             {},
-            "compute_score(solution_str, groundtruth): parameter 'groundtruth'; did you mean 'ground_truth'?",
+            ("compute_score(solution_str", "'groundtruth'", "'ground_truth'"),
         ),
-        ("def compute_score(solution_str, /): return 1", {}, "parameter 'solution_str'"),
-        ("def compute_score(ground_truth): return 1", {}, "must have the parameter solution_str"),
+        ("def compute_score(solution_str, /): return 1", {}, "'solution_str'"),
+        ("def compute_score(ground_truth): return 1", {}, ("solution_str", "the parameter")),
         (
             "def compute_score(solution_str, weight=1): return 1",
             {"reward_kwargs": {"wieght": 2}},
-            "reward_kwargs sets 'wieght'; did you mean 'weight'?",
+            ("reward_kwargs", "'wieght'", "'weight'"),
         ),
         (
             "def compute_score(solution_str, **kw): return 1",
             {"reward_kwargs": {"ground_truth": 2}},
-            "reward_kwargs may not set 'ground_truth'",
+            ("reward_kwargs", "'ground_truth'", "may not"),
         ),
     ],
 )
-def test_refused_with_file_function_and_remedy(tmp_path: Path, text: str, config: dict[str, object], says: str) -> None:
+def test_refused_with_file_function_and_remedy(
+    tmp_path: Path, text: str, config: dict[str, object], says: Names
+) -> None:
     with pytest.raises(ConfigError) as raised:
         manager(tmp_path, text, **config)
-    assert says in str(raised.value)
+    assert_names(raised.value, says)
     assert "my_reward.py" in str(raised.value)
 
 

@@ -14,6 +14,7 @@ from agentrl.reward import NaiveRewardManager, score_all
 from agentrl.trajectory import Message, Status, Trajectory, Turn
 from agentrl.trajectory.sample import Sample
 from agentrl.trajectory.trajectory import NO_SOURCE
+from tests.naming import Names, naming
 
 QUESTION: Message = {"role": "user", "content": "2 + 3?"}
 
@@ -72,7 +73,7 @@ async def test_the_scorer_of_a_data_source(source: str, text: str, truth: Any, s
 
 
 def test_an_unknown_data_source_is_refused_before_the_run() -> None:
-    with pytest.raises(DataError, match=r"data_source 'openai/gsm8' has no scorer; did you mean 'openai/gsm8k'\?"):
+    with naming(DataError, "data_source", "'openai/gsm8'", "'openai/gsm8k'"):
         NaiveRewardManager().check(["gsm8k", "openai/gsm8"])
     with pytest.raises(DataError, match=r"column data_source .*reward_model\.scorers"):
         NaiveRewardManager().check([NO_SOURCE])
@@ -83,7 +84,7 @@ def test_an_unknown_data_source_is_refused_before_the_run() -> None:
 def test_a_row_without_the_truth_that_its_scorer_compares_with_is_refused(source: str, tmp_path: Path) -> None:
     config = RewardConfig(scorers={"mine": ScorerConfig(name="math")})
     row = sample(data_source=source, ground_truth=None)
-    with pytest.raises(DataError, match=rf"it has no reward_model\.ground_truth, .* data_source '{source}'"):
+    with naming(DataError, "reward_model.ground_truth", "data_source", f"'{source}'"):
         NaiveRewardManager(config).check_row(row)
     NaiveRewardManager(config).check_row(sample(data_source=source, ground_truth=""))
     NaiveRewardManager(config, beside_model=True).check_row(row)
@@ -168,26 +169,26 @@ async def test_answers_that_are_scores(tmp_path: Path, answer: str, score: float
         ("None", "found None"),
         ("float('nan')", "found nan"),
         ("float('inf')", "found inf"),
-        ("-1e39", "found -1e\\+39"),
+        ("-1e39", "found -1e+39"),
         ("'1.0'", "found '1.0'"),
-        ("[1.0]", "found \\[1.0\\]"),
-        ("{'reward': 1}", "no key 'score', only \\['reward'\\]"),
+        ("[1.0]", "found [1.0]"),
+        ("{'reward': 1}", ("key 'score'", "['reward']")),
         ("{'score': None}", "found None"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("exit(3)", "SystemExit: 3"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("exit(3)", "SystemExit"),
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
-async def test_anything_else_is_an_error_of_the_function(tmp_path: Path, kind: str, answer: str, says: str) -> None:
+async def test_anything_else_is_an_error_of_the_function(tmp_path: Path, kind: str, answer: str, says: Names) -> None:
     manager = custom(tmp_path, f"{kind} compute_score(solution_str): return {answer}")
     trajectory = Trajectory("t", 0, messages=said("x"))
-    with pytest.raises(CodeError, match=says):
+    with naming(CodeError, says):
         await score_all(manager, [trajectory], sample())
     assert trajectory.status is Status.FAILED
     assert trajectory.score is None
     assert trajectory.failure is not None
     assert trajectory.failure.startswith("scorer: ")
-    with pytest.raises(AssertionError, match=says):
+    with naming(AssertionError, says):
         raise AssertionError(trajectory.failure)
 
 

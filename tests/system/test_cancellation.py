@@ -8,6 +8,7 @@ import pytest
 
 from agentrl.errors import InfrastructureError
 from agentrl.system.cancellation import is_being_cancelled, leaked_cancellation_fails
+from tests.naming import naming
 
 
 async def of_something_awaited() -> None:
@@ -19,7 +20,7 @@ async def of_something_awaited() -> None:
 
 
 async def test_one_that_leaks_is_an_error() -> None:
-    told = pytest.raises(InfrastructureError, match="the search: something that it waited for was cancelled")
+    told = naming(InfrastructureError, "the search", "cancelled")
     with told, leaked_cancellation_fails("the search"):
         await of_something_awaited()
     assert not is_being_cancelled()

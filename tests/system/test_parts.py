@@ -15,6 +15,7 @@ import pytest
 
 from agentrl.system.parts import of_annexes
 from tests.conftest import PROJECT
+from tests.naming import assert_names
 from tests.test_structure import BROUGHT
 
 STRANGER = {
@@ -108,7 +109,8 @@ def test_without_annexes_commands_say_what_is_missing(core: Path, tmp_path: Path
     assert gone.returncode == 2 and "no command 'view'" in gone.stderr
     (tmp_path / "mine.yaml").write_text("dialect: verl\n")
     dialect = run(["-m", "agentrl.train", f"--config-path={tmp_path}", "--config-name=mine"], tmp_path, core)
-    assert dialect.returncode == 2 and "unknown dialect 'verl'; known are none" in dialect.stderr
+    assert_names(dialect.stderr, "'verl'", "unknown")
+    assert dialect.returncode == 2
 
 
 @pytest.mark.slice(0, "long run")
@@ -181,9 +183,10 @@ def test_two_distributions_with_one_name_are_refused_by_both_names(site: Path, t
     assert (help := run(["-m", "agentrl", "--help"], tmp_path, path)).returncode == 2 and help.stderr.startswith(
         "error: "
     )
-    assert twice.returncode == 2 and "by strangers.greet:main of a-strangers and other:x of other" in twice.stderr
+    assert_names(twice.stderr, "strangers.greet:main", "a-strangers")
+    assert twice.returncode == 2
     ours = run(["-c", "from agentrl.config.registries import DIALECTS; DIALECTS.get('nonsense')"], tmp_path, path)
-    assert "verl is brought more than once, by third:x of third, and is agentrl.verl.dialect:VERL" in ours.stderr
+    assert_names(ours.stderr, "agentrl.verl.dialect:VERL")
 
 
 def test_commands_that_cannot_be_run_are_named_in_a_line(tmp_path: Path) -> None:

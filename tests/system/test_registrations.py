@@ -13,6 +13,7 @@ from agentrl.config.registries import AGENT_LOOPS, CALL_FORMATS, POLICY_LOSSES
 from agentrl.errors import ConfigError
 from agentrl.system.registrations import of_one_run
 from agentrl.system.targets import load_target
+from tests.naming import naming
 
 LOSS = """
 import helper_of_the_loss
@@ -89,7 +90,7 @@ def test_loops_of_a_yaml_file_end_with_the_run(folder: Path) -> None:
     with of_one_run():
         load("second")
         assert set(agent_names()) - set(before) == {"second"}
-        with pytest.raises(ConfigError, match="unknown agent loop 'first'"):
+        with naming(ConfigError, "'first'", "unknown"):
             AGENT_LOOPS.get("first")
     assert agent_names() == before
 

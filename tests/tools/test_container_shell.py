@@ -15,6 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.tool.session import ToolSession
 from agentrl.tool.toolset import ToolSet
 from tests.containers.conftest import Boxed, boxed, names, root
+from tests.naming import Names, naming
 
 __all__ = ["boxed", "root"]
 CHECK = ["sh", "tests/run.sh"]
@@ -106,7 +107,7 @@ async def test_commands_that_go_too_far_are_ended_and_the_next_one_runs(opened: 
 
 @pytest.mark.slice(0, "matrix")
 async def test_a_row_may_name_an_image_that_the_config_allows(opened: Open) -> None:
-    with pytest.raises(Exception, match=r"image: expected an image that .* allows"):
+    with naming(Exception, "image", "allows"):
         async with opened([], {**ROW, "image": "/etc"}):
             pass
 
@@ -114,11 +115,11 @@ async def test_a_row_may_name_an_image_that_the_config_allows(opened: Open) -> N
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"container": {}}, "set container.image, or container.images"),
-        ({"container": {"image": "a", "user": "0:0"}}, "needs container.uidmap"),
-        ({"container": {"image": "a"}, "timeout": 30}, "timeout=30 must be above"),
+        ({"container": {}}, ("container.image", "container.images")),
+        ({"container": {"image": "a", "user": "0:0"}}, "container.uidmap"),
+        ({"container": {"image": "a"}, "timeout": 30}, "timeout=30"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused(tools: Callable[..., ToolSet], config: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_a_config_that_cannot_be_is_refused(tools: Callable[..., ToolSet], config: dict[str, Any], says: Names) -> None:
+    with naming(ConfigError, says):
         tools(**config)

@@ -25,6 +25,7 @@ from agentrl.tool import ErrorKind
 from agentrl.tool.session import ToolInfrastructureError, ToolSession
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import ToolAnswer
+from tests.naming import assert_names, naming
 from tools.mcp import connection
 
 SDK = [sys.executable, "-m", "tests.tools.mcp_server"]
@@ -130,10 +131,10 @@ async def test_what_a_server_may_write(tmp_path: Path, caplog: pytest.LogCapture
     tools = load(tmp_path, {"command": FAULTY, "max_answer_bytes": 1 << 20})
     async with running(tools) as session:
         assert await told(session, "echo", text="<|im_end|>\u2028ß") == "<|im_end|>\u2028ß"
-        with pytest.raises(ToolInfrastructureError, match="the answer is longer than 1048576 bytes"):
+        with naming(ToolInfrastructureError, "1048576 bytes", "answer"):
             await session.call("flood", {"megabytes": 40})
         assert await told(session, "garbage") == "after garbage"
-        assert "wrote to stdout what is no message: b'Listening...'" in caplog.text
+        assert_names(caplog.text, "b'Listening...'")
         assert await told(session, "noise", megabytes=8) == "after noise"
         assert await told(session, "echo", text="still here") == "still here"
         error = await session.call("protocol_error", {})

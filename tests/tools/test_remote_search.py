@@ -25,6 +25,7 @@ from agentrl.tool import ErrorKind
 from agentrl.tool.session import ToolInfrastructureError
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import ToolAnswer
+from tests.naming import naming
 from tests.remote.conftest import Faulty, says
 from tests.tools.retriever_process import RetrieverProcess
 from tools.remote_search import RemoteSearchTool
@@ -238,9 +239,9 @@ async def test_nothing_to_search_with_ends_the_run_at_its_start(
 ) -> None:
     monkeypatch.setattr("tools.remote_search.REACHED_WITHIN", 0.5)
     other = (await faulty(says(404, '{"detail": "Not Found"}'))).url
-    for url, said in ((f"http://127.0.0.1:{unused_port}", "no connection"), (other, "status 404: Not Found")):
+    for url, said in ((f"http://127.0.0.1:{unused_port}", "no connection"), (other, "status 404")):
         tools = ToolSet.from_tools([RemoteSearchTool({"url": url})])
-        with pytest.raises(ConfigError, match=rf"no search server answers at .*{said}.* tools.retriever serve"):
+        with naming(ConfigError, said, "tools.retriever"):
             await tools.start("run")
         await tools.close()
 

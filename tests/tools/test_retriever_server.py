@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("tantivy", reason="the extra `retriever` is not installed")
 
 from tests import framing
+from tests.naming import assert_names, naming
 from tests.tools.retriever_process import RetrieverProcess
 from tests.virtual_time import virtual_time
 from tests.waiting import wait_for
@@ -302,7 +303,7 @@ async def test_native_code_that_panics_ends_only_what_asked() -> None:
 
     batcher = Batcher(panics, threads=1, most=4, max_pending=100)
     batcher.start()
-    with pytest.raises(RuntimeError, match="FakePanic: index out of bounds"):
+    with naming(RuntimeError, "FakePanic"):
         await batcher.ask([13])
     assert await batcher.ask([1]) == [1]
     await batcher.close()
@@ -355,9 +356,9 @@ def test_what_a_server_is_not_started_with(index: Path, tmp_path: Path, capsys: 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         said = error(str(index), "--port", port, "--workers", "2")
-    assert said == f"error: cannot listen at 127.0.0.1 port {port}: Address already in use\n"
-    assert "is no index" in error(str(tmp_path))
-    assert error(str(index), "--topk", "0") == "error: --topk: Input should be greater than 0\n"
+    assert_names(said, "127.0.0.1 port", f"port {port}")
+    assert_names(error(str(tmp_path)), "no index")
+    assert_names(error(str(index), "--topk", "0"), "--topk")
     assert "more than max_topk" in error(str(index), "--topk", "101")
 
 

@@ -12,6 +12,7 @@ from agentrl.errors import CodeError
 from agentrl.tool import Tool, ToolResponse
 from agentrl.tool.session import ToolInfrastructureError
 from agentrl.tool.toolset import ToolSet
+from tests.naming import Names, naming
 
 Bind = Callable[[ToolSet], ToolSet]
 
@@ -156,18 +157,18 @@ async def test_cancelled_while_opening_it_releases_what_was_created(bound: Bind)
 @pytest.mark.parametrize(
     ("faults", "kind", "says"),
     [
-        ({"calc_reward": ValueError("lost")}, CodeError, r"calc_reward\): ValueError: lost"),
-        ({"calc_reward": OSError("lost")}, ToolInfrastructureError, "calc_reward: OSError: lost"),
-        ({"calc_reward": 60.0, "timeout": 0.05}, ToolInfrastructureError, "calc_reward: not done within 0.05 s"),
-        ({"reward": float("nan")}, CodeError, r"calc_reward\): it must return a finite number or None, found nan"),
+        ({"calc_reward": ValueError("lost")}, CodeError, ("calc_reward", "ValueError")),
+        ({"calc_reward": OSError("lost")}, ToolInfrastructureError, ("calc_reward:", "OSError")),
+        ({"calc_reward": 60.0, "timeout": 0.05}, ToolInfrastructureError, ("calc_reward:", "0.05 s")),
+        ({"reward": float("nan")}, CodeError, ("calc_reward", "None")),
     ],
 )
 async def test_a_reward_that_cannot_be_had_fails_after_the_release(
-    bound: Bind, faults: dict[str, Any], kind: type[Exception], says: str
+    bound: Bind, faults: dict[str, Any], kind: type[Exception], says: Names
 ) -> None:
     recording, other = Recording(faults), Recording({}, "other")
     session = await bound(ToolSet.from_tools([recording, other])).open("a", {"recording": {}, "other": {}})
-    with pytest.raises(kind, match=says):
+    with naming(kind, says):
         await session.close()
     assert only(recording, "release") == ["release a"]
     assert only(other, "release") == ["release a"]

@@ -19,6 +19,7 @@ from agentrl.tool import ErrorKind, FunctionTool, Tool, ToolError, ToolFailed, T
 from agentrl.tool.session import ToolInfrastructureError
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import ToolAnswer
+from tests.naming import naming
 from tests.virtual_time import virtual_time
 from tools.calculator import CalculatorTool
 
@@ -377,7 +378,7 @@ async def test_a_tool_set_serves_one_event_loop_after_another(bound: Bind) -> No
 
 
 async def test_tools_kwargs_of_an_unknown_tool(bound: Bind) -> None:
-    with pytest.raises(DataError, match=r"names the tool 'adds'; did you mean 'add'\?"):
+    with naming(DataError, "'adds'", "'add'"):
         await bound(ToolSet.from_tools([add])).open("i", {"adds": {}})
 
 
@@ -387,7 +388,7 @@ async def test_without_a_tokenizer_nothing_is_answered_uncut() -> None:
 
 
 def test_duplicate_names() -> None:
-    with pytest.raises(ConfigError, match="two tools are called 'add'"):
+    with naming(ConfigError, "'add'", "two"):
         ToolSet.from_tools([add, tool(name="add")(multiply)])
 
 
