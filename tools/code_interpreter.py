@@ -13,7 +13,6 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
 import orjson
@@ -32,6 +31,7 @@ from agentrl.remote import (
 from agentrl.system.call_journal import OnResume
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON
+from agentrl.system.paths import file_below
 from agentrl.tool import FunctionSchema, Metrics, ToolArgumentsError, ToolResponse, ToolSchema
 from tools.program_report import Command, report
 
@@ -350,7 +350,7 @@ def _files(create_kwargs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _relative(key: str, path: object) -> str:
-    pure = PurePosixPath(path) if isinstance(path, str) and "\0" not in path else PurePosixPath("/")
-    if pure.is_absolute() or ".." in pure.parts or not pure.name:
-        raise DataError(f"{_WHERE}: {key}: {path!r} is no relative path of a file")
+    """Return a path as the row has it: answers name files by it."""
+    if file_below(path) is None:
+        raise DataError(f"{_WHERE}: {key}: expected a path below the session's folder, found {path!r:.200}")
     return str(path)

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import cast
 
 from agentrl.chat.message import content_text
@@ -26,6 +26,7 @@ from agentrl.openai_api.harness import Errand, Harness
 from agentrl.openai_api.place import CannotBeJudged, Desk, OnThisMachine, Place, Room
 from agentrl.openai_api.session_queue import SessionQueue
 from agentrl.system.owner import new_folder, remove, remove_left_folders
+from agentrl.system.paths import file_below
 from agentrl.system.plugin import nearest
 from agentrl.system.registry import configured
 from agentrl.trajectory import Message
@@ -213,10 +214,9 @@ def files_of(sample: Mapping[str, object], name: str) -> dict[str, str]:
         path, text = (one.get("path"), one.get("text")) if isinstance(one, Mapping) else (None, None)
         if not isinstance(path, str) or not isinstance(text, str):
             raise DataError(f'{place}[{index}]: expected {{"path": text, "text": text}}, found {one!r:.200}')
-        pure = PurePosixPath(path)
-        if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path or len(path) > 1024:
+        if (plain := file_below(path)) is None:
             raise DataError(f"{place}[{index}].path: expected a path below the working folder, found {path!r:.200}")
-        files[str(pure)] = text
+        files[plain] = text
     if sum(map(len, files.values())) > MAX_CHARACTERS:
         raise DataError(f"{place}: expected at most {MAX_CHARACTERS:,} characters in all files")
     return files

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.errors import DataError, first_line
+from agentrl.system.owner import new_name
 from agentrl.system.publish import published
 from agentrl.system.versions import writer_of
 from agentrl.trajectory import (
@@ -174,7 +175,7 @@ def write_images(dir: Path, trajectories: Sequence[Trajectory]) -> None:
         if path.exists():
             os.utime(path)
             continue
-        own = path.with_name(f"{path.name}.{os.getpid()}")  # another worker may write the same image
+        own = path.with_name(new_name())  # a worker, of this machine or another, may write the same image
         with published(own) as temporary:
             temporary.write_bytes(image.encoded)
         own.replace(path)

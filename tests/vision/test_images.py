@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from agentrl.trajectory import Image, PlacedImage, Trajectory, Transcript, Turn
+from agentrl.system.publish import published
+from agentrl.trajectory import Image, PlacedImage, Trajectory, Transcript, Turn, parquet
 from agentrl.trajectory.collate import from_trajectories
+from agentrl.trajectory.files import image_file
 from agentrl.trajectory.images import Images
 
 
@@ -92,3 +98,24 @@ def test_trajectories_bring_their_images_into_the_batch() -> None:
 def test_an_image_must_fit_into_the_ids_it_stands_in() -> None:
     with pytest.raises(ValueError, match="does not fit into 3 ids"):
         Transcript().append_prompt([5, 9, 6], [PlacedImage(2, image(1, 4, 4))])
+
+
+def test_machines_that_write_an_image_at_once_leave_it_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their processes can have the same number."""
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    trajectory = Trajectory("a", 0, transcripts=[Transcript(images=[PlacedImage(0, image(1))])])
+    writers: list[Path] = []
+
+    @contextmanager
+    def meanwhile(path: Path) -> Iterator[Path]:
+        with published(path) as temporary:
+            writers.append(temporary)
+            if len(writers) == 1:
+                parquet.write_images(tmp_path / "trajectories", [trajectory])
+            yield temporary
+
+    monkeypatch.setattr(parquet, "published", meanwhile)
+    parquet.write_images(tmp_path / "trajectories", [trajectory])
+    assert len(set(writers)) == 2
+    [written] = (tmp_path / "images").iterdir()
+    assert written == image_file(tmp_path / "trajectories", image(1).digest.hex()) and written.read_bytes() == b""
