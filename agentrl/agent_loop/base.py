@@ -396,8 +396,8 @@ class Episode:
         return Reply(message, generation.finish_reason, generation.finish_reason.matched in chat.media_token_ids)
 
     def take_back(self, keep: int = 0) -> int:
-        """Remove the policy's last turn from the record behind its first `keep` tokens, where it ends the transcript:
-        no client got them.
+        """Remove all but the first `keep` tokens of the policy's last turn from the record, where it ends the
+        transcript: no client got them.
 
         Returns the number of removed tokens; 0 where the last turn is not the policy's.
         """

@@ -1,13 +1,12 @@
-"""Compaction: a conversation that becomes too long goes on from a summary that the policy writes of it.
+"""Compaction: a conversation that becomes too long continues from a summary that the policy writes of it.
 
 When a transcript has more than a share of its window, or no room is left, the policy is asked for a summary. A new
-transcript then begins with the first prompt, the summary behind its last message, and the last turns as they were. A
-turn whose answer did not fit is among them, with all of its answer. The
-old transcript stays as it was sampled, with the request and the summary at its end. In every window, the tokens of the
-request and of a summary stay free for them.
+transcript then begins with the first prompt, the summary after its last message, and the last turns as they were. A
+turn whose answer did not fit is among them, with all of its answer. The old transcript stays as it was sampled, with
+the request and the summary at its end. In every window, the tokens of the request and of a summary stay free for them.
 
-A summary that is empty, has calls, or is cut at its limit has one fate, and so has one that does not fit into the new
-window: the trajectory ends with the status `length`, as it would without compaction.
+The trajectory ends with the status `length`, as it would without compaction, after a summary that is empty, has calls,
+is cut at its limit, or does not fit into the new window.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ Observe = Callable[[Sequence[Message]], Awaitable[bool]]
 
 
 def compactor_of(episode: Episode) -> Compactor | None:
-    """Make the compactor of a trajectory whose first transcript has just been opened; None where none is wanted."""
+    """Make the compactor of a trajectory whose first transcript has just been opened; None without compaction."""
     rules = episode.context.compaction
     return None if rules is None else Compactor(episode, rules)
 
 
 def observing(episode: Episode) -> Observe:
-    """Return how such a trajectory appends what the policy is to answer: `Episode.observe`, or with compaction."""
+    """Return the function that appends messages for the policy: `Episode.observe`, or the compactor's."""
     compactor = compactor_of(episode)
     return episode.observe if compactor is None else compactor.observe
 
@@ -91,7 +90,7 @@ class Compactor:
         return not room or length > self.rules.threshold * (length + self.episode.budget_left + self.reserved)
 
     async def _summary(self) -> str | None:
-        """Ask for the summary; None where it is none."""
+        """Ask for the summary; None where the answer cannot be one."""
         episode, rules = self.episode, self.rules
         episode.reserved = 0
         episode.trajectory.metrics["compactions"] += 1.0
@@ -143,7 +142,7 @@ class Compactor:
         return tokens <= self.rules.threshold * min(limits.max_response_tokens + prompt, limits.max_model_len)
 
     def _with_summary(self, summary: str) -> list[Message]:
-        """Return the first prompt with the summary behind its last message."""
+        """Return the first prompt with the summary after its last message."""
         last = self.opening[-1]
         if last["role"] != "user":
             return [*self.opening, {"role": "user", "content": (HEADING + summary).strip()}]

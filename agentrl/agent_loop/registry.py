@@ -1,4 +1,4 @@
-"""Agent loops by name: those of the package, and users' own by decorator or YAML."""
+"""Agent loops by name: the package's own, and users' by decorator or YAML."""
 
 from __future__ import annotations
 

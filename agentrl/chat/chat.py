@@ -2,7 +2,7 @@
 
 Invariant: nothing that was sampled is decoded and encoded again. `bridge` returns ids to append, `parse` reads ids, and
 text from users, tools or tool schemas never becomes a control token, even where it spells one. Text of an assistant
-becomes none that begins or ends a turn, unless the caller says that the policy sampled it.
+becomes no token that begins or ends a turn, unless the caller says that the policy sampled it.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Chat:
         return bridge
 
     def begin_turn(self, text: str, tools: Sequence[ToolSchema] | None = None) -> list[int]:
-        """Make the ids behind a generation prompt with which a turn begins that says `text`, for the policy to go on.
+        """Make the ids that begin a turn with `text` after a generation prompt, so that the policy continues it.
 
         Raises ValueError where the template writes the beginning of a turn otherwise than its whole.
         """
@@ -300,8 +300,8 @@ class Chat:
         """Make the ids and the loss mask of a finished conversation, for supervised training.
 
         The mask is 1 on tokens that the policy would sample: text, reasoning and calls of assistant turns, and the
-        tokens that end them. As in a rollout, the ids come from `render`, sampled turns and `bridge` in turn. They
-        end with the last trained token. What a rollout would read of the turns is not looked at (see `read_back`).
+        tokens that end them. As in a rollout, the ids come from `render`, sampled turns and `bridge` in turn. They end
+        with the last trained token. The turns are not parsed as a rollout would parse them (see `read_back`).
 
         Raises DataError when there is no assistant turn, one without a message before it, an image, or a message that
         the template leaves out.
@@ -363,9 +363,9 @@ class Chat:
     def prepared(self, messages: Sequence[Message], sampled: Collection[str] = ()) -> list[Message]:
         """Normalise messages and guard untrusted text.
 
-        The text of an assistant may spell control tokens where it is among `sampled`. Otherwise it may spell those that
-        neither begin nor end a turn: rows write reasoning and calls so. A developer's message is a system message where
-        the template has no branch for it. `encode_markup` reads the template's text of them.
+        The text of an assistant may spell control tokens where it is among `sampled`. Otherwise it may spell control
+        tokens that do not begin or end a turn: rows write reasoning and calls so. A developer's message is a system
+        message where the template has no branch for it. `encode_markup` reads the template's text of them.
         """
         prepared = normalise(messages)
         if any(message["role"] == DEVELOPER for message in prepared) and not self._knows_developer:

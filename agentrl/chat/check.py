@@ -296,7 +296,7 @@ def _answer_to(turn: Message) -> Message:
 def sample_arguments(tool: ToolSchema) -> list[dict[str, JSON]]:
     """Make up two sets of arguments: with the first option of each choice, and with the last (null, where allowed).
 
-    Parameters without a declared type are left out: their values cannot be told apart from text.
+    Parameters without a declared type are left out: their values cannot be distinguished from text.
     """
     parameters = tool["function"].get("parameters") or {}
     first, last = (_members(parameters, parameters, last, 0) for last in (False, True))

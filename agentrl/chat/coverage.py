@@ -130,7 +130,7 @@ def knows_developer(write: Write) -> bool:
 def writes_turns_of(role: str, write: Write, write_after: Callable[[list[Message]], str]) -> bool:
     """Say whether a template writes messages of the role, e.g. `system`, at their place in the middle.
 
-    It may refuse them, leave them out, or move them to its beginning or end. `write_after`: writes messages behind a
+    It may refuse them, leave them out, or move them to its beginning or end. `write_after`: writes messages after a
     conversation that ends with a reply.
     """
     first, later = "AgentrlFirst", "AgentrlLater"

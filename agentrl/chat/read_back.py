@@ -1,4 +1,4 @@
-"""Learnt turns read back: what a rollout would read of them is what the conversation says."""
+"""Learnt turns read back: a rollout would parse them to the conversation's own messages."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ def check_read_back(
     its text, if they are whole.
 
     Args:
-        messages: a conversation; those of the assistant that are not learnt have `weight` 0.
+        messages: a conversation; messages of the assistant that are not learnt have `weight` 0.
         turns: by `turns_of`, of all of them.
-        mistaken: True for a conversation whose calls or text may be wrong on purpose, of which only the ends of turns
-            are checked.
+        mistaken: True for a conversation whose calls or text may be wrong on purpose: only ends of turns are checked.
 
     Raises DataError that names the message.
     """
@@ -77,7 +76,7 @@ def reasoning_marks(chat: Chat) -> tuple[str, str]:
 
 
 def _behind_stop(chat: Chat, turn: Sequence[int]) -> str | None:
-    """Say what stands behind the first stop token of a turn; None: nothing."""
+    """Say which text follows the first stop token of a turn; None: nothing."""
     stop = next((at for at, id in enumerate(turn) if id in chat.stop_token_ids), len(turn))
     if stop < len(turn) - 1:
         left = len(turn) - 1 - stop
@@ -89,7 +88,7 @@ def _behind_stop(chat: Chat, turn: Sequence[int]) -> str | None:
 
 
 def _misread(chat: Chat, message: Message, turn: Sequence[int], tools: Sequence[ToolSchema] | None) -> str | None:
-    """Say what is read of a turn in place of what its message says; None: the same."""
+    """Say the difference between a turn as it is read and its message; None: they are the same."""
     parsed = chat.parse(turn, tools or STAND_INS)
     calls = normalise([message])[0].get("tool_calls", [])
     if broken := next((call.error for call in parsed.calls if call.error and not calls), None):
@@ -132,7 +131,7 @@ def _alike(
 
 
 def _has_shape(found: ParsedCall, call: ToolCall) -> bool:
-    """Check a call's name and the names of its arguments, of which a template may leave out those that are null."""
+    """Check a call's name and the names of its arguments; a template may leave out arguments that are null."""
     given = as_object(call["function"].get("arguments"))
     meant = {key for key, value in given.items() if value is not None}
     return found.name == call["function"]["name"] and meant <= {*(found.arguments or {})} <= {*given}

@@ -120,7 +120,7 @@ def judged(sample: SFTSample, good: bool) -> Preference:
 
 
 def add_mismatched(batches: Iterable[Sequence[Preference]], max_length: int) -> None:
-    """Put a mismatched conversation behind each judged one: its prompt with the answer of the row before it.
+    """Put a mismatched conversation after each judged one: its prompt with the answer of the row before it.
 
     The first of a batch gets the last one's answer, and a batch of one row the answer of the row before that batch, so
     that a batch's mismatched answers are its own answers. The prompt ends before the first token that is learnt. What

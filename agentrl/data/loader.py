@@ -65,7 +65,7 @@ class Loader:
             self.sampler.update(trajectories)
 
     def metrics(self) -> Numbers:
-        """Take the sampler's numbers, of one that `has_metrics`. Raises CodeError for a value that is no number."""
+        """Take the sampler's numbers, if it `has_metrics`. Raises CodeError for a value that is no number."""
         with user_code(self._what, self.sampler.metrics):
             numbers = self.sampler.metrics()
         for name, value in numbers.items():

@@ -86,7 +86,7 @@ def with_one_flag(messages: Sequence[Message]) -> list[Message]:
     """Replace the fields that say whether a message is learnt by one: `weight`, 0 where any of them says not.
 
     A message that is not the assistant's is never learnt; a 1 stays there, so that the user is warned. Raises Unfit for
-    a flag other than 0, 1, false and true, and for one that holds for a part of an assistant's message.
+    a flag other than 0, 1, false and true, and for a flag of a part of an assistant's message.
     """
     found = []
     for index, message in enumerate(messages):

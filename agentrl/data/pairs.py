@@ -38,7 +38,7 @@ Tokenise = Callable[[Sequence[Message]], tuple[list[int], bool]]
 
 @dataclass(slots=True)
 class Preference:
-    """One row's conversations behind each other, and which of them were liked.
+    """One row's conversations one after the other, and which of them were liked.
 
     A pair is the preferred conversation, then the other one. A judged conversation stands alone, or before a mismatched
     one, which is only compared with (see `agentrl.data.judged`).

@@ -204,7 +204,7 @@ class Weigher:
         return value if config.feedback == "weight" else 1.0
 
     def heard_in(self, files: str | Sequence[str]) -> Heard | None:
-        """Return the feedback of all rows; None where nothing looked at it, or none was there.
+        """Return the feedback of all rows; None where nothing looked at it, or no row had any.
 
         Raises DataError where feedback is to be used, and no row to train on has any.
         """
@@ -411,7 +411,7 @@ class RowReader:
         return messages, tools, shown
 
     def check(self, messages: list[Message], tools: list[ToolSchema] | None, shown: int, place: str) -> None:
-        """Check that what is learnt is worth it; the first `shown` turns of the assistant are not. Raises Unfit."""
+        """Check that each turn after the first `shown` ones of the assistant teaches something. Raises Unfit."""
         if self._config.on_bad_row != "learn":
             with placed(place):
                 check_teachable(messages, tools, shown)

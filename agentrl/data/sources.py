@@ -101,7 +101,7 @@ def hash_files(paths: Sequence[Path], *words: str) -> str:
 
 
 def no_parquet(file: str, error: Exception) -> str:
-    """Say what a file is that `error` kept from being read as parquet, and what to do with it."""
+    """Say the likely kind of a file that `error` kept from being read as parquet, and the remedy."""
     if (kind := kind_of(file)) in (".json", HUB):
         return f"{file}: expected a parquet file, found {'JSON' if kind == '.json' else 'a data set of Hugging Face'}"
     try:

@@ -35,7 +35,7 @@ class RowStore:
         self._ends.append(self._ends[-1] + len(text))
 
     def finish(self) -> None:
-        """Write what is still in memory. Raises DataError when the temporary folder is full."""
+        """Write the samples that are still in memory. Raises DataError when the temporary folder is full."""
         try:
             self._file.flush()
         except OSError as error:

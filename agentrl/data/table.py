@@ -1,4 +1,4 @@
-"""The rows of one file, which are the same whatever the file is: mappings by column.
+"""The rows of one file, in the same form for every format: mappings by column.
 
 A file is parquet, JSON lines, one JSON array, or a data set of Hugging Face; or of a format that a distribution reads
 (`RowTable`). A row that cannot be decoded is a bad row like any other. What makes the file no file of such rows raises
@@ -64,9 +64,9 @@ class Table(ABC):
     ) -> Iterator[tuple[int, Made]]:
         """Iterate over numbers and results of the rows that can be used; `bad` gets the others.
 
-        columns: those that `read` takes, as far as they are there. needed: columns of which none may be missing, each
-        with the key that names it. tools: the column with a row's tools. known: columns that `unread` does not name.
-        Raises DataError.
+        columns: names that `read` takes, as far as they are there. needed: columns that may not be missing, each with
+        the key that names it. tools: the column with a row's tools. known: columns that `unread` does not name. Raises
+        DataError.
         """
         columns = dict.fromkeys((*needed, *columns))
         self._unread = UnreadColumns({*columns, *known})

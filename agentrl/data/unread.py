@@ -1,4 +1,4 @@
-"""Columns of data files that nothing reads. They are named once for each file, whatever form its rows have."""
+"""Columns of data files that nothing reads. They are named once for each file of any format."""
 
 from __future__ import annotations
 

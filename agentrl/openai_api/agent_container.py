@@ -107,7 +107,7 @@ class InContainers(Place):
     def __init__(
         self, containers: Containers, options: ContainerOptions, pass_env: Sequence[str], *, serves: bool = True
     ) -> None:
-        """`serves`: programs reach their sessions of the endpoint; False: they have none."""
+        """`serves`: programs reach their sessions of the endpoint; False: there are no sessions."""
         self.containers, self.options, self._pass_env = containers, options, tuple(pass_env)
         self._serves = serves
         self._found: set[str] = set()
@@ -115,7 +115,7 @@ class InContainers(Place):
         self._pool: Pool | None = None
 
     async def first(self, harness: Harness, program: Sequence[str]) -> None:
-        """Try a first container: what a session needs of it, and the program. Raises ConfigError."""
+        """Try a first container: all parts that a session needs, and the program. Raises ConfigError."""
         await self.containers.open(self.options)
         image = self.options.image
         if image is None:
@@ -222,7 +222,7 @@ class InContainers(Place):
             self._found.add(image)
 
     def _image(self, sample: Mapping[str, object]) -> str:
-        """Return the image of a row. Raises DataError where the config does not allow the one that it names."""
+        """Return the image of a row. Raises DataError where the config does not allow the row's image."""
         named = extra(sample, "image")
         if named is None:
             if self.options.image is None:
@@ -280,7 +280,7 @@ class _Inside(Room):
         return self._process.process.overran or (kills > 0 and self._process.process.status == KILLED)
 
     async def check_is_there(self) -> None:
-        """Raise ContainerFailed where the end of a check was that of its container, which the policy did not cause."""
+        """Raise ContainerFailed where a check ended because its container ended, which the policy did not cause."""
         if self._process is not None and (self._process.process.status or 0) >= KILLED:
             with suppress(Unfit):
                 await self._container.settle()

@@ -67,7 +67,7 @@ def program_of(harness: Harness, options: AgentOptions) -> list[str]:
 def check_version(harness: Harness, words: Sequence[str], status: int | None, said: str, hint: str) -> None:
     """Raise ConfigError, with `hint`, where a program that was asked for its version does not run.
 
-    Another version than the one that was tried is told once.
+    One warning names a version other than the tried one.
     """
     if status != 0:
         problem = f"{' '.join(words)} ended with status {status}: {said.strip()[-500:] or 'it wrote nothing'}"
@@ -81,7 +81,7 @@ def check_version(harness: Harness, words: Sequence[str], status: int | None, sa
 
 
 async def new_desk() -> Desk:
-    """Make the folder of one try; what a killed process leaves of it is removed at the next start."""
+    """Make the folder of one try; the next start removes folders of killed processes."""
     return Desk(await asyncio.to_thread(new_folder))
 
 
@@ -145,7 +145,7 @@ class HarnessAgent(ProgramAgent):
         return process
 
     def _servers(self, sample: Mapping[str, object]) -> dict[str, str]:
-        """Choose the MCP servers that a row names; all of them where it names none."""
+        """Choose the MCP servers that a row names; all of them for a row without names."""
         known = self._harness.options.mcp_servers
         chosen = extra(sample, "mcp_servers")
         if chosen is None:

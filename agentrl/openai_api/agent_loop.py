@@ -149,7 +149,7 @@ class OpenAIProxyLoop(AgentLoop):
         episode.finish(session.ending)
 
     async def _select(self, session: Session) -> str | None:
-        """Count the session's transcripts, and leave out those that are not trained on.
+        """Count the session's transcripts, and leave out transcripts that are not trained on.
 
         Returns why nothing of it is trained on; None where something is.
         """

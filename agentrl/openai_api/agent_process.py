@@ -1,4 +1,4 @@
-"""Processes of agents: what they see of the trainer, and what is said of their end."""
+"""Processes of agents: the environment that they see, and the messages about their end."""
 
 from __future__ import annotations
 

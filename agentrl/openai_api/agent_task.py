@@ -1,4 +1,4 @@
-"""One sample that an agent acts on, what the agent reports of it, and how it fails."""
+"""One sample that an agent acts on, the agent's report of it, and its failures."""
 
 from __future__ import annotations
 

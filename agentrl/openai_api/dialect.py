@@ -136,7 +136,7 @@ def function(name: str, description: str | None, parameters: Mapping[str, object
 
 
 def functions_text(functions: Sequence[object]) -> str:
-    """Write declarations of functions for a place behind the prompt, as programs describe them to the policy."""
+    """Write declarations of functions for a place after the prompt, as programs describe them to the policy."""
     lines = [f"<function>{json.dumps(one, ensure_ascii=False)}</function>" for one in functions]
     return "\n".join(["<functions>", *lines, "</functions>"])
 

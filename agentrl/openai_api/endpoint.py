@@ -193,7 +193,7 @@ class Endpoint:
     async def door(self, token: str, listener: socket.socket) -> AsyncIterator[None]:
         """Answer at a further listening socket, for the session of one token alone.
 
-        A program there reaches no other session, no address for scores and no queue, whatever it knows.
+        A program there reaches no other session, no address for scores and no queue, even if it knows their addresses.
         """
         assert self._server is not None and self._front is not None
         config = copy.copy(self._server.config)
@@ -312,7 +312,7 @@ class Endpoint:
         return await beside_loop(completion.size, lambda: json_answer(dialect.answer(completion)))
 
     def _count_dropped(self, session: Session, dropped: Mapping[str, str]) -> None:
-        """Count what was dropped from a request by name, and say it once. Names may be the policy's: few are kept."""
+        """Count the dropped fields of a request by name, and log each once. Names may be the policy's: few are kept."""
         for name, why in dropped.items():
             metric = re.sub("[^a-z0-9]+", "_", name.lower())[:MAX_NAME]
             if metric not in self._dropped:
@@ -324,7 +324,7 @@ class Endpoint:
             session.count(f"openai_dropped_{metric}")
 
     def _refused(self, session: Session, error: ApiError, dialect: Dialect) -> None:
-        """Count a refused request, and tell of the first one for each field: programs may go on without it."""
+        """Count a refused request, and log the first one for each field: programs may continue without it."""
         session.refused(error)
         if error.status == 400 and error.code != "context_length_exceeded" and self._is_new(_kind(error, dialect)):
             logger.warning(
@@ -515,7 +515,7 @@ def dialect_of(request: Request) -> Dialect:
 
 
 def _kind(error: ApiError, dialect: Dialect) -> str:
-    """Name a refusal by its field, whatever its place in lists."""
+    """Name a refusal by its field, without places in lists."""
     return f"refused {dialect.path} {re.sub(r'[0-9]+', '', error.param or '')} {error.code}"
 
 

@@ -1,7 +1,8 @@
 """The contract of harnesses: programs that act on a task by themselves, made ready for one session each.
 
-A harness writes the program's settings into an empty home folder and says how the program is started. What is the same
-for all of them (folders, the process and its end, the check of the result) is `agentrl.openai_api.agent_harness`.
+A harness writes the program's settings into an empty home folder and says how the program is started.
+`agentrl.openai_api.agent_harness` has the parts that are the same for all harnesses: folders, the process and its end,
+the check of the result.
 """
 
 from __future__ import annotations
@@ -88,6 +89,6 @@ class Harness(ABC):
         """Write settings into `errand.home`, and say how the program is started in `errand.work`."""
 
     def without_mcp(self) -> None:
-        """Raise ConfigError where the options name MCP servers, of a program that takes none."""
+        """Raise ConfigError where the options name MCP servers for a program that takes no servers."""
         if self.options.mcp_servers:
             raise ConfigError(f"openai_proxy.harness_options.mcp_servers: {self.program} takes no MCP servers")

@@ -75,7 +75,7 @@ def cause_of(
     tools: Sequence[ToolSchema],
     recorded: Iterable[tuple[Sequence[Message], Sequence[ToolSchema]]],
 ) -> str:
-    """Name the difference for which a call continues none of the `recorded` conversations, each with its tools.
+    """Name the difference that keeps a call from continuing one of the `recorded` conversations, each with its tools.
 
     tools: only its tools differ. system: its system message, or its tools, too. edited: it begins as one of them does,
     and differs later. new: it begins otherwise, as a sub-agent's or a side call's.
@@ -131,7 +131,7 @@ def defaults_of(tools: Sequence[ToolSchema]) -> Defaults:
 def digest_after(before: Digest, message: Message, defaults: Defaults = MappingProxyType({})) -> Digest:
     """Digest a message that follows `before`. Two messages are the same when role, text and calls are.
 
-    Arguments are compared as JSON values where they are JSON, and one that equals its declared default may be left
+    Arguments are compared as JSON values where they are JSON. An argument that equals its declared default may be left
     out: programs write defaults into the calls that they send back. The ids of assistant turns' calls are names that
     clients may replace, and most clients do not send reasoning back: both are left out.
     """

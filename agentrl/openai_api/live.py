@@ -27,13 +27,13 @@ class Live:
         self._news.set()
 
     def more(self) -> Grown | None:
-        """Return what is certain of the answer by now and was not returned before."""
+        """Return the further part of the answer that is certain by now and was not returned before."""
         ids, self._arrived = self._arrived[:AT_ONCE], self._arrived[AT_ONCE:]
         if self._arrived:
             self._news.set()
         return None if self._is_over else self._turn.add(ids)
 
     def settled(self, ids: Sequence[int], message: AssistantMessage) -> AssistantMessage:
-        """Return the whole answer as it goes on from what was returned by `more`, which returns nothing any more."""
+        """Return the whole answer, which continues the text that `more` returned; `more` then returns nothing."""
         self._is_over = True
         return self._turn.settled(ids, message)

@@ -188,7 +188,7 @@ AnyTool = Annotated[
 
 
 class ChangedTool(Wire):
-    """A tool that joins or leaves those of a conversation: a declaration, or the name of one."""
+    """A tool that joins or leaves a conversation: its declaration or its name."""
 
     apis, place = "messages", "block.tool"
     type: Literal["tool_definition", "tool_reference"]
@@ -456,7 +456,7 @@ def joined(content: str | Sequence[TextBlock | ImageBlock] | None) -> str | list
 
 
 def _continued(asked: MessagesRequest, kept: Kept) -> Conversation:
-    """Find what a request of a thread goes on from; nothing where it begins one. Raises ApiError."""
+    """Find the answer that a request of a thread continues; nothing where it begins a thread. Raises ApiError."""
     if asked.thread is None or asked.thread.type == "create":
         return Conversation(())
     field = "system" if asked.system is not None else "tools" if asked.tools is not None else None
@@ -509,9 +509,9 @@ class Later:
 
 
 def _declared(tools: Sequence[Tool | ClientTool | DroppedTool], reading: Reading) -> tuple[Tools, Later]:
-    """Translate tools: (those that the prompt declares, the deferred ones).
+    """Translate tools: (tools that the prompt declares, deferred tools).
 
-    A deferred tool is declared where a search of the client's finds it, behind the prompt, which stays as it is. Where
+    A deferred tool is declared where a search of the client's finds it, after the prompt, which stays as it is. Where
     the search would run at a provider, all tools are declared.
     """
     searched = any(name.startswith("tool_search_tool") for name in reading.dropped)
@@ -527,7 +527,7 @@ def _declared(tools: Sequence[Tool | ClientTool | DroppedTool], reading: Reading
 
 
 def _later_of(before: Conversation) -> Later:
-    """Return the deferred tools of a conversation that goes on."""
+    """Return the deferred tools of a conversation that continues."""
     said = "\n".join(content_text(message.to_message()["content"]) for message in before.messages)
     functions = [cast(dict[str, object], one["function"]) for one in before.later]
     hidden: dict[str, object] = {str(one["name"]): one for one in functions if functions_text([one]) not in said}
@@ -549,7 +549,7 @@ def _found(content: Sequence[Block | Seen], later: Later) -> Iterator[TextBlock 
 
 
 def _changed(changes: Sequence[ToolChange], later: Later) -> str:
-    """Write tools that join and leave as text; those of a kind that is left out are not told."""
+    """Write tools that join and leave as text, without tools of a kind that is left out."""
     added, removed = list[object](), list[str]()
     for change in changes:
         tool = change.tool.definition

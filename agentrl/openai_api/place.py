@@ -67,7 +67,7 @@ class Room(ABC):
         """
 
     async def leave(self, *, keep: bool) -> bool:
-        """End what the program left; with `keep` its files are kept for the check.
+        """End processes that the program left; with `keep` its files are kept for the check.
 
         Returns True where a limit of the place had ended the program, which is judged then as it is.
         """
@@ -92,7 +92,7 @@ class Place(ABC):
 
     @abstractmethod
     def judging(self, task: AgentTask, desk: Desk, files: Mapping[str, str]) -> AbstractAsyncContextManager[Room]:
-        """Make a place for the check ready, with `files` over those that the program left, and clear it away.
+        """Make a place for the check ready, with `files` over the program's own, and clear it away.
 
         Raises CannotBeJudged.
         """

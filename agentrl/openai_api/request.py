@@ -437,7 +437,7 @@ class ChatRequest(Wire):
 
     @property
     def functions(self) -> list[ToolSchema]:
-        """Declared tools, as ToolDeclaration checked them, without those of a kind that is left out."""
+        """Declared tools, as ToolDeclaration checked them, without tools of a kind that is left out."""
         return cast(list[ToolSchema], [tool for tool in self.tools or () if not isinstance(tool, Dropped)])
 
     @property

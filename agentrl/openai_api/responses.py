@@ -180,7 +180,7 @@ class ReasoningItem(Wire):
 
     @property
     def is_empty(self) -> bool:
-        """True: its text is the one that was sent under its id, if any."""
+        """True: its text is the text that was sent under its id, if any."""
         return not self.content and not self.encrypted_content
 
 
@@ -537,7 +537,7 @@ def _placed(items: Iterable[Item], declared: Declared) -> Iterator[Placed]:
 
 
 def _answer(item: Answer, declared: Declared) -> ChatMessage:
-    """Translate an answer to a call. Tools that a search found are declared by it, behind the prompt."""
+    """Translate an answer to a call. It declares the tools that a search found, after the prompt."""
     if isinstance(item, FoundToolsItem):
         found = list(declared.functions(item.tools, deferred=True))
         declared.later += found

@@ -1,4 +1,4 @@
-"""Tools of OpenAI's Responses: those that a client declares, and the functions that stand for them.
+"""Tools of OpenAI's Responses: a client's declarations, and the functions that stand for them.
 
 The policy knows functions alone. A namespace's tools are functions whose names begin with the namespace's, and a tool
 that a client runs by its kind is a function of that name. A call goes back in the form of its declaration.
@@ -174,7 +174,7 @@ class Declared:
     """Functions that stand behind the beginning of the prompt."""
 
     def functions(self, tools: Sequence[AnyTool], *, deferred: bool) -> Iterator[dict[str, object]]:
-        """Translate tools; `deferred`: those that wait for a search, too."""
+        """Translate tools; `deferred`: also tools that wait for a search."""
         for tool in tools:
             if isinstance(tool, Tool):
                 yield from self._function(tool, None, "", deferred=deferred)

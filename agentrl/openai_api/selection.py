@@ -1,6 +1,6 @@
 """Which transcripts of a finished session are trained on, and what kind each of them is.
 
-What is chosen is a conversation: all that the policy sampled in it, also where another transcript holds those tokens. A
+The choice is of a conversation: all tokens that the policy sampled in it, also where another transcript holds them. A
 transcript that another one was branched off is therefore trained on up to the branch.
 """
 
@@ -178,9 +178,9 @@ class Selection:
 
 
 def leave_out(trajectory: Trajectory, transcripts: Sequence[SessionTranscript], ends: Mapping[int, int]) -> int:
-    """Mark what is not trained on in the trajectory, and take its messages out of those that scorers are shown.
+    """Mark the tokens of the trajectory that are not trained on, and take their messages away from scorers.
 
-    Returns the number of transcripts of which the policy's tokens, or some of them, are left out.
+    Returns the number of transcripts that lose some or all of the policy's tokens.
     """
     gone = set[int]()
     for one in transcripts:
@@ -196,14 +196,18 @@ def leave_out(trajectory: Trajectory, transcripts: Sequence[SessionTranscript], 
 def main_of(transcripts: Sequence[SessionTranscript], *, by_tools: bool = False) -> dict[int, tuple[Kind, int]]:
     """Return by number the transcripts of the main conversation, its kind and the tokens up to which it belongs there.
 
-    The main conversation is that of the last request whose answer was taken, or the one whose calls began that one,
-    where a sub-agent ends last. A transcript belongs to it up to the last
-    of its answers that stands in what the conversation was given later: as an assistant's message, after tools, system
-    message or reasoning have changed; as a tool's answer, which is a sub-agent's; in another message, which is the
-    summary of a compaction, or the conversation that a summary is asked of: that one belongs to it with all of its
-    answers before that message. Or its last answer is one in whose place the conversation has something else: the
-    program edited it, or took it out with an error. So do the transcripts of which this holds for one that belongs
-    to it.
+    The main conversation has the last request whose answer was taken. Where a sub-agent ends last, it is the
+    conversation whose calls began the sub-agent. A transcript belongs to it up to the last of its answers that stands
+    in a later message to the conversation:
+
+    - as an assistant's message, after tools, system message or reasoning have changed;
+    - as a tool's answer, for a sub-agent;
+    - in another message, as the summary of a compaction. A request for a summary quotes a conversation, which belongs
+      to it with all of its answers before that message.
+
+    A transcript also belongs to it if the conversation has another message in place of the transcript's last answer:
+    the program edited the answer, or took it out with an error. Each rule also holds for transcripts of transcripts
+    that belong to it.
 
     by_tools: the program acts by tools. So a last request without tools is a side call where others have some, e.g.
     a summary of work that is over.
@@ -248,7 +252,7 @@ def main_of(transcripts: Sequence[SessionTranscript], *, by_tools: bool = False)
 
 
 def _parent(one: SessionTranscript, transcripts: Sequence[SessionTranscript]) -> SessionTranscript | None:
-    """Return the transcript with an earlier call whose argument is what a new conversation was asked; None without."""
+    """Return the transcript with an earlier call whose argument is the question of a new conversation; None without."""
     begun = [given for given in one.given if not given.start]
     asked = [_plain(_REMINDER.sub("", content_text(each.message["content"]))) for each in begun if _is_users(each)]
     if not asked or not asked[-1] or any(given.message["role"] == "assistant" for given in begun):
@@ -314,7 +318,7 @@ def _chosen(choose: Choose, what: str, transcripts: Sequence[SessionTranscript])
 
 
 class _Places:
-    """Answers by the conversation behind which they were sampled."""
+    """Answers by the conversation before them."""
 
     def __init__(self, transcripts: Sequence[SessionTranscript]) -> None:
         self._chains: dict[int, list[tuple[Given | Answer, Digest, Digest]]] = {}
@@ -347,7 +351,7 @@ def _as_text(message: Message) -> Message:
 
 
 class _Text:
-    """A message's text, and what is looked for in others where it is an answer."""
+    """A message's text, and the parts that are looked for in other messages where it is an answer."""
 
     def __init__(self, role: str, text: str, digest: bytes) -> None:
         self.role, self.text, self.digest = role, text, digest
@@ -360,7 +364,7 @@ class _Text:
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """Parts by each of which others show that they were given this text."""
+        """Parts of the text; a message that holds one of them was given this text."""
         size = len(self.plain)
         if size < 2 * RUN:
             return (self.plain,) if size else ()
@@ -390,7 +394,7 @@ class _Said:
     """An answer, and the texts that are known to hold it, or not to."""
 
     def __init__(self, answer: Answer, own: Sequence[tuple[Given, _Text]], read: _Texts) -> None:
-        """`own`: what the answer's transcript was given."""
+        """`own`: messages that the answer's transcript was given."""
         self.answer, self._own, self._text = answer, own, read.of(answer.message)
         self._says = bool(self._text.plain or answer.message.get("tool_calls"))
         self._held: dict[int, bool] = {}
@@ -407,7 +411,7 @@ class _Said:
         return [_plain(f"{one['name']} {one['arguments']}") for one in functions]
 
     def given_in(self, told: Iterable[tuple[Given, _Text]]) -> Given | None:
-        """Return the first message after the answer in which it stands; None: it stands in none."""
+        """Return the first message after the answer that holds it; None: no message holds it."""
         for given, text in told:
             if given.request > self.answer.request and self._says and self._stands_in(text):
                 return given

@@ -266,7 +266,7 @@ class Session:
         return len((await self._render(asked, self._tool_lists.get(asked.digests[0], asked.tools)))[0])
 
     def tell(self, numbers: Mapping[str, float]) -> None:
-        """Take numbers that were posted. Raises ApiError for one that was posted before: the first one stands;
+        """Take numbers that were posted. Raises ApiError for a name that was posted before: its first number stands;
         ValueError for too many of them.
         """
         self._check_open()
@@ -340,7 +340,7 @@ class Session:
         ]
 
     def _take_back(self, branches: Sequence[Branch], keep: int = 0) -> None:
-        """Remove the turns that end the branches behind their first `keep` tokens: no client was delivered more."""
+        """Remove all but the first `keep` tokens of the turns that end the branches: no client was delivered more."""
         for branch in branches:
             episode = branch.episode
             if tokens := episode.take_back(keep):
@@ -597,7 +597,7 @@ class Session:
     def _seed_of(self, prompt: Written) -> int:
         """Return the seed of a transcript: by its prompt, and by the number of transcripts before with the same prompt.
 
-        So the samples of a conversation do not depend on the order of calls, nor on other calls between them.
+        So the samples of a conversation do not depend on the order of calls, or on other calls between them.
         """
         ids, images = prompt
         key = blake2b(array("q", ids).tobytes(), digest_size=8)
@@ -772,7 +772,7 @@ class Session:
         return completion
 
     def _note_answer(self, call: Call, start: int, message: Message, id: str = "") -> None:
-        """Keep what the selection of transcripts reads of an answer that is recorded."""
+        """Keep the parts of a recorded answer that the selection of transcripts reads."""
         episode, request = call.branch.episode, call.request
         end, recorded = len(episode.transcript), episode.last_message
         whole = _whole(call.asked.begun, message)
@@ -872,7 +872,7 @@ def _cut(message: AssistantMessage, reply: Reply) -> AssistantMessage:
 
 
 def _begun_by(text: str, message: AssistantMessage) -> AssistantMessage:
-    """Put the beginning of an answer before what the policy added."""
+    """Put the beginning of an answer before the text that the policy added."""
     return replace(message, text=text + message.text) if text else message
 
 

@@ -15,7 +15,7 @@ def placed_turns(messages: Sequence[Message], chat: Chat) -> tuple[list[Message]
     """Return the messages as the template of `chat` can write them, and whether that changed any.
 
     Where it writes system turns, they stay. Else those at the beginning are joined, and later ones become a user's
-    text. What stands for a turn does not depend on later messages behind an answer, so a conversation stays its own
+    text. The text in place of a turn does not depend on messages after a later answer, so a conversation stays its own
     beginning.
     """
     later = {message["role"] for message in messages[1:]} & {*ROLES}

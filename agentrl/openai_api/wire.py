@@ -26,7 +26,7 @@ _VERSION = re.compile(r"_[0-9]{8}$")
 
 @dataclass(slots=True)
 class Reading:
-    """One request while it is read, and what was dropped from it."""
+    """One request while it is read, and the fields that were dropped from it."""
 
     api: Api
     strict: bool = False
@@ -127,15 +127,15 @@ class Dropped(BaseModel):
 
 
 def kind_of(value: object, default: str = "") -> str:
-    """Return the kind of a list's member, without the date of its version; `default`: of one that names none."""
+    """Return the kind of a list's member, without the date of its version; `default`: used without a type."""
     kind = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", None)
     return _VERSION.sub("", kind) if isinstance(kind, str) else NO_KIND
 
 
 def tagged(api: Api, place: str, default: str = "", **used: str) -> Discriminator:
-    """Tell kinds of a list's members apart: those that are used, those that are dropped, and those that are refused.
+    """Separate the kinds of a list's members into used, dropped and refused kinds.
 
-    `used`: kinds (blanks between) by the tag of their model. `default`: kind of a member that names none.
+    `used`: kinds (blanks between) by the tag of their model. `default`: kind of a member without a type.
     """
     tags = {kind: f":{tag}" for tag, kinds in used.items() for kind in kinds.split()}
     USED[api, place] = USED.get((api, place), frozenset()) | tags.keys()

@@ -1,6 +1,6 @@
 """Answers compared with logged ones that people liked or disliked, as `python -m data_prep.log_rows` writes them.
 
-A logged answer is what an assistant did between two messages of its user: its calls, and its last words.
+A logged answer holds an assistant's acts between two messages of its user: its calls, and its last words.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def compute_score(ground_truth: JSON, trajectory: Trajectory) -> dict[str, float
 
 
 def answer_of(trajectory: Trajectory) -> Answer:
-    """Return what the policy did: all its calls, and its last words."""
+    """Return the policy's acts: all its calls, and its last words."""
     calls = Counter(canonical_call(call.name, call.arguments) for call in trajectory.tool_calls)
     last = trajectory.messages[-1] if trajectory.messages else None
     if last is None or last["role"] != "assistant" or last.get("tool_calls"):

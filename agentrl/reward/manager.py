@@ -302,9 +302,9 @@ def response_text(trajectory: Trajectory, tokenizer: Any) -> str:
 def policy_text(trajectory: Trajectory, sample: Sample) -> str:
     """The assistant messages that the policy wrote, one after another on lines of their own.
 
-    Assistant messages of a prompt (examples, or a history that an agent rewrote) are not the policy's; tool answers
-    and user turns are not either, nor is what is left out of training (`Transcript.trained_to`). A record without turns
-    is read by its messages.
+    Assistant messages of a prompt (examples, or a history that an agent rewrote) are not the policy's. Tool answers and
+    user turns are not either. Tokens that training leaves out (`Transcript.trained_to`) do not count. A record without
+    turns is read by its messages.
     """
     if trajectory.turns:
         return turns_text(trajectory)

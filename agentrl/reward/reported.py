@@ -8,9 +8,9 @@ REPORTED = "reported_score"
 
 
 def compute_score(trajectory: Trajectory) -> float:
-    """Return the `score` that the agent returned; without it, the one that was posted to its session.
+    """Return the `score` that the agent returned; without it, the score that was posted to its session.
 
-    Raises LookupError when there is none.
+    Raises LookupError without either score.
     """
     numbers = trajectory.score_extra
     if REPORTED not in numbers:

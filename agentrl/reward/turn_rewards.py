@@ -1,4 +1,4 @@
-"""The rewards that tools gave: for tasks whose tools judge what a trajectory did."""
+"""The rewards that tools gave: for tasks whose tools judge a trajectory's acts."""
 
 from __future__ import annotations
 

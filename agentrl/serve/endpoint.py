@@ -1,7 +1,7 @@
 """The endpoint of live clients: the routes of `agentrl.openai_api` under `/v1`, and feedback by session.
 
-A call is joined to its session by the name that its client gives, by the answer that it continues, or by its history:
-the messages before its last ones are those of an open session. A call that is joined to none begins one. The header
+A call is joined to its session by the name that its client gives, by the answer that it continues, or by its history. A
+history joins where the messages before the last ones are an open session's. Any other call begins a session. The header
 `x-session-id` of the answer has the session's id, by which feedback names it.
 """
 
@@ -185,7 +185,7 @@ class LiveEndpoint(Endpoint):
     # Which session
 
     async def _join(self, body: bytes, request: Request) -> str:
-        """Return the id of the session that a request belongs to; begin one where there is none. Raises ApiError."""
+        """Return the id of a request's session; begin a session where there is no such one. Raises ApiError."""
         told, dialect = self._told(body), dialect_of(request)
         name = request.headers.get(HEADER) or as_object(told.get("metadata")).get("session_id")
         if name is not None:

@@ -12,7 +12,7 @@ from agentrl.system.json_value import JSON
 
 
 def fates(folder: Path) -> Iterator[dict[str, JSON]]:
-    """Tell of each session its fate, and the prompt and the step that trained on it, where one did.
+    """List each session's fate, and the prompt and the step that trained on it, where one did.
 
     Raises DataError for a folder without a store of this version.
     """

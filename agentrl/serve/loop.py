@@ -1,7 +1,7 @@
 """Agent loop whose trajectories are sessions of live clients.
 
-Clients are served at any time, by the engine of the run. A trajectory of the run is a place for a session: it waits for
-one that has feedback and is silent, whose tokens are young enough, and takes it for good. So clients wait for no batch.
+Clients are served at any time, by the engine of the run. A trajectory of the run is a place for a session. It waits for
+a silent session with feedback whose tokens are young enough, and takes it for good. So clients wait for no batch.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LiveLoop(AgentLoop):
         episode.trajectory.score_extra[REPORTED] = found.score
 
     async def _take(self, service: _Service, ordinal: int, episode: Episode) -> StoredSession | None:
-        """Take a session for the prompt, for good; None: there is none yet."""
+        """Take a session for the prompt, for good; None: there is no such session yet."""
         store, endpoint, now = service.store, service.endpoint, time.time()
         await endpoint.rest(now - self.options.idle_seconds)
         async with endpoint.moving:

@@ -32,7 +32,7 @@ class LiveOptions:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Two keys, and those of them that were made up for this process."""
+    """Two keys, and which of them were made up for this process."""
 
     client: str
     operator: str
@@ -40,7 +40,7 @@ class Keys:
 
 
 def read_keys(client_env: str | None, operator_env: str | None, host: str) -> Keys:
-    """Read both keys from the environment variables of these names, or make them up where none is named.
+    """Read both keys from the environment variables of these names, or make them up where no variable is named.
 
     Raises ConfigError for a variable without a sound key, for one key for both, and for made-up keys at an address that
     other machines reach.

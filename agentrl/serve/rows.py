@@ -23,6 +23,6 @@ class LiveRows:
         return self._count
 
     def __getitem__(self, index: int) -> Sample:
-        """Return a place. Its prompt stands for the one that a client will send."""
+        """Return a place. Its prompt stands for a prompt that a client will send."""
         prompt = "(A live client's first message stands here.)"
         return Sample([{"role": "user", "content": prompt}], "agent/live", "live")

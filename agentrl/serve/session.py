@@ -1,7 +1,7 @@
-"""One live session: a recorder of calls that is written down after each answer, and goes on in a later process.
+"""One live session: a recorder of calls that is written down after each answer, and continues in a later process.
 
-Its record is a trajectory as the journal writes it. Its state is what the record leaves out of the transcripts: their
-messages and tools, their seeds, and the places from which they can be continued.
+Its record is a trajectory as the journal writes it. Its state has the parts of transcripts that the record leaves out:
+their messages and tools, their seeds, and the places from which they can be continued.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LiveSession(Session):
 
     @property
     def is_lost(self) -> bool:
-        """The engine failed, or was told to stop: what the store has goes on."""
+        """The engine failed, or was stopped: a later request continues the stored session."""
         return self.over.is_set()
 
     async def _answer(self, call: Call) -> Completion:
@@ -80,7 +80,7 @@ class LiveSession(Session):
             raise ApiError(400, message, param="messages", code="unsupported_value")
 
     async def end(self) -> Written:
-        """End the session in this process, without answers that no client took; return what the store keeps."""
+        """End the session in this process, without answers that no client took; return its form for the store."""
         await self._end_calls()
         written = self.written()
         await self.close()
@@ -118,7 +118,7 @@ class LiveSession(Session):
         ]
 
     def resume(self, record: bytes, state: str) -> None:
-        """Go on as `written` has left the session. Raises DataError for another form."""
+        """Continue as `written` has left the session. Raises DataError for another form."""
         (trajectory,) = trajectories_in(record)
         own = self.episode.trajectory
         own.transcripts, own.turns, own.messages = trajectory.transcripts, trajectory.turns, trajectory.messages

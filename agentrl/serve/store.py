@@ -166,7 +166,7 @@ class Store:
             )
 
     def close(self) -> None:
-        """Write what was counted, and close the file."""
+        """Write the counts, and close the file."""
         self.write_counts()
         self._link.close()
 
@@ -200,7 +200,7 @@ class Store:
         self._counted[name] += 1
 
     def write_counts(self) -> None:
-        """Write what was counted since the last transaction."""
+        """Write the counts since the last transaction."""
         if self._counted:
             with self._transaction():
                 pass
@@ -278,7 +278,7 @@ class Store:
             self._link.execute("UPDATE sessions SET last = ? WHERE id = ?", (now, id))
 
     def at(self, digest: bytes) -> str | None:
-        """Find the open session whose history has this digest, and goes on from there in no request; of several the
+        """Find the open session whose history has this digest, and that no request continues from there; of several the
         newest."""
         found = self._link.execute(
             "SELECT session FROM places WHERE digest = ? ORDER BY number DESC LIMIT 1", (digest,)
@@ -291,7 +291,7 @@ class Store:
         return None if found is None else str(found[0])
 
     def ready(self, before: float, but: Collection[str]) -> list[tuple[str, int]]:
-        """List the sessions with feedback that were silent since `before`, those of the oldest tokens first.
+        """List the sessions with feedback that were silent since `before`, the oldest tokens first.
 
         Each is its id and the version of its oldest token. `but`: sessions that are left out.
         """

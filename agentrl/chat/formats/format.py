@@ -45,9 +45,9 @@ class Format(Protocol):
     def growing(
         self, prompt: Sequence[int], tools: Sequence[ToolSchema] | None, stop: Sequence[str]
     ) -> GrowingTurn | None:
-        """Begin to read a turn while it is sampled behind `prompt`; None: it is only read when it has ended.
+        """Begin to read a turn while it is sampled after `prompt`; None: it is only read when it has ended.
 
-        `stop`: texts before the first of which the turn's text will be cut.
+        `stop`: texts that end the turn's text; it is cut before the first one.
         """
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:

@@ -1,8 +1,8 @@
 """A turn that is still being sampled: the reasoning and the text that it is certain to be read with in the end.
 
-What more tokens could still change is held back: the beginning of a marker, blanks that a call after them would take
-away, half a character, all that follows a call. More is given only where nothing is held, so that what was given is
-exactly what the same format reads in the turn's first tokens. Each character is looked at a bounded number of times.
+Text that more tokens could still change is held back: the beginning of a marker, half a character, all text after a
+call, and blanks, which a call would take away. More is given only where nothing is held. So the given text is exactly
+the text that the same format reads in the turn's first tokens. Each character is looked at a bounded number of times.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class GrowingTurn:
             read: reads the whole turn, where text before a marker that closes reasoning is text.
             prompt_opens_reasoning: the prompt ends with the marker that opens reasoning.
             strips_lines: line breaks around the text are taken off.
-            stop: texts before the first of which the text is cut.
+            stop: texts that end the text; it is cut before the first one.
         """
         self._codec, self._marking, self._ends, self._read = codec, marking, ends, read
         self._lexer = _Lexer(codec, marking)
@@ -115,7 +115,7 @@ class GrowingTurn:
         self._new: tuple[list[str], list[str]] = ([], [])
 
     def add(self, ids: Sequence[int]) -> Grown | None:
-        """Add ids; return what is certain by now and was not given before, if any."""
+        """Add ids; return the further part that is certain by now and was not given before, if any."""
         grown: Grown | None = None
         for id in ids:
             self._count += 1
@@ -128,7 +128,7 @@ class GrowingTurn:
         return grown
 
     def settled(self, ids: Sequence[int], message: AssistantMessage) -> AssistantMessage:
-        """Return the whole turn as it goes on from what was given; `message`: as it is read alone.
+        """Return the whole turn, which continues the given text; `message`: the turn as it is read alone.
 
         Text that was given stays text: after it, a marker that closes reasoning is the policy's mistake.
         """
@@ -269,7 +269,7 @@ class _Tails:
         self._firsts = {mark[0] for mark in self._marks}
 
     def begin(self, text: str, at: int = 0) -> int:
-        """Return the place, from `at` on; the text's length where it has none."""
+        """Return the place, from `at` on; the text's length where there is no such place."""
         for place in range(max(at, len(text) - self._longest + 1), len(text)):
             if text[place] in self._firsts:
                 tail = text[place:]
@@ -334,12 +334,12 @@ class _Reasoning:
 
 
 class _Text:
-    """The text of a turn behind its reasoning, up to its calls."""
+    """The text of a turn after its reasoning, up to its calls."""
 
     def __init__(
         self, begins: Sequence[str] | None, frame: Frame | None, stop: Sequence[str], *, strips_lines: bool
     ) -> None:
-        """`begins`: texts of which one begins a message that is a call; empty: no whole message is a call."""
+        """`begins`: the possible beginnings of a message that is a call; empty: no whole message is a call."""
         self._begins, self._is_call = begins, begins is None
         self._decides = begins is None or bool(begins)
         self._undecided: list[str] = []

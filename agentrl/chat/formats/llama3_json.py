@@ -22,7 +22,7 @@ def array_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
 
 
 def objects_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
-    """Read objects one after the other, behind Llama 4's two markers, between them, or alone."""
+    """Read objects one after the other, after Llama 4's two markers, between them, or alone."""
     before, _, after = body.partition(PYTHON_END)
     before = before.removeprefix(PYTHON_START).strip()
     if before and after.strip():

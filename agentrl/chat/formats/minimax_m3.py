@@ -38,7 +38,7 @@ def _call(tag: str, text: str, members: list[Element], tools: Sequence[ToolSchem
 
 
 def read_elements(text: str) -> list[Element]:
-    """Read elements, one after the other. Raises ValueError for text between them, or one that is not closed."""
+    """Read elements, one after the other. Raises ValueError for text between them, or an element that is not closed."""
     first, *pieces = text.split(MARK)
     root: Element = ("", first, [])
     opened = [root]

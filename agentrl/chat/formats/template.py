@@ -91,7 +91,7 @@ def _bound(codec: Codec) -> None:
 
 
 def _joined(pieces: Iterable[str]) -> str:
-    """Join what a template writes. Raises TemplateError beyond MOST_WRITTEN characters."""
+    """Join the parts that a template writes. Raises TemplateError beyond MOST_WRITTEN characters."""
     parts, written = [], 0
     for piece in pieces:
         written += len(piece)
@@ -264,7 +264,7 @@ class TemplateFormat:
         return self._ended(turn, message, tools)
 
     def _ended(self, turn: str, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
-        """Encode the text that stands behind the generation prompt up to the token that ends the turn."""
+        """Encode the text between the generation prompt and the token that ends the turn."""
         end = self._end_of_calls() if message.get("tool_calls") else self._plain
         turn = turn.removesuffix(end.final)
         if closing := end.sampled or end.token:
