@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from agentrl.model.layout import PackedLayout, flat_layout
+from agentrl.trajectory.beginnings import common_tokens, token_key
 
 Ints = npt.NDArray[np.int64]
 MIN_SHARED = 8
@@ -38,15 +39,12 @@ def sort_by_tokens(rows: Sequence[Ints]) -> tuple[list[int], list[int]]:
 
     The last token of a sequence never counts as common: each sequence keeps a leaf of its own.
     """
-    keys = [row.astype(">u4").tobytes() for row in rows]
+    keys = [token_key(row) for row in rows]
     order = sorted(range(len(rows)), key=keys.__getitem__)
     common = [0] * len(rows)
-    for place in range(1, len(order)):
-        left, right = rows[order[place - 1]], rows[order[place]]
-        width = min(len(left), len(right)) - 1
-        if width > 0:
-            differs = left[:width] != right[:width]
-            common[place] = int(differs.argmax()) if differs.any() else width
+    for place, (left, right) in enumerate(itertools.pairwise(order), 1):
+        most = min(len(rows[left]), len(rows[right])) - 1
+        common[place] = max(0, min(most, common_tokens(keys[left], keys[right])))
     return order, common
 
 

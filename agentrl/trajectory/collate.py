@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain, compress, groupby
 
-import numpy as np
 import torch
 
 from agentrl.config.columns import Column, column
@@ -17,6 +16,7 @@ from agentrl.errors import ConfigError
 from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory import COUNTED, Outline, Trajectory, Transcript, exclusion
 from agentrl.trajectory.batch import RaggedBatch, TeacherPrompts, dtype_of
+from agentrl.trajectory.beginnings import common_tokens, token_key
 from agentrl.trajectory.images import Images
 
 ROUNDING = 1e-9
@@ -86,26 +86,14 @@ def _own_tokens(rows: Sequence[_Row]) -> list[int]:
     for _, several in groupby(rows, key=lambda row: row.position):
         first, *others = several
         found.append(len(first.transcript))
-        earlier = [_bytes(first.transcript.ids)] if others else []
+        earlier = [token_key(first.transcript.ids)] if others else []
         for row in others:
-            own = _bytes(row.transcript.ids)
+            own = token_key(row.transcript.ids)
             place = bisect_left(earlier, own)  # the nearest in this order have most in common
             near = earlier[max(0, place - 1) : place + 1]
-            found.append(len(row.transcript) - max(_common(own, other) for other in near))
+            found.append(len(row.transcript) - max(common_tokens(own, other) for other in near))
             earlier.insert(place, own)
     return found
-
-
-def _bytes(ids: Sequence[int]) -> bytes:
-    """Write ids so that bytes are in the ids' order."""
-    return np.array(ids, dtype=">u4").tobytes()
-
-
-def _common(left: bytes, right: bytes) -> int:
-    """Count the ids with which both begin."""
-    width = min(len(left), len(right)) // 4
-    differs = np.frombuffer(left, ">u4", width) != np.frombuffer(right, ">u4", width)
-    return int(differs.argmax()) if differs.any() else width
 
 
 def _made(what: Column, rows: Sequence[_Row], trajectories: Sequence[Trajectory], first: int) -> torch.Tensor:

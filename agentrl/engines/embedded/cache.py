@@ -19,6 +19,7 @@ import torch
 
 from agentrl.engines.contract import trajectory_of
 from agentrl.trajectory import PlacedImage
+from agentrl.trajectory.beginnings import common_length
 
 COLUMNS = 64
 """Capacity grows in steps of at least so many tokens."""
@@ -147,18 +148,6 @@ class Session:
     @property
     def held(self) -> int:
         return max(0, self.cached - self.prompt_length)
-
-
-def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common prefix, by bisection: comparing slices is much faster than comparing elements."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class Store(Protocol):
@@ -402,7 +391,7 @@ class SessionCache:
         """
         session = self.sessions.setdefault(name, Session(name))
         known = len(session.ids)
-        same = known if ids[:known] == session.ids else _common_length(session.ids, ids)
+        same = known if ids[:known] == session.ids else common_length(session.ids, ids)
         if same < session.prompt_length or not session.prompt_length:
             self.drop(session)
             session.prompt_length = len(ids)
@@ -516,7 +505,7 @@ class SessionCache:
         ready = other.prefix is not None and other.prefix.ready
         if other.stale or other.row < 0 or other.images or not ready:
             return 0
-        return min(_common_length(session.ids, other.ids), other.cached, len(session.ids) - 1)
+        return min(common_length(session.ids, other.ids), other.cached, len(session.ids) - 1)
 
     def _cut(self, prefix: Prefix, length: int) -> Prefix:
         """Make a prefix of the first tokens of another one."""
