@@ -1,10 +1,7 @@
 """One agent's calls, recorded as transcripts of one trajectory.
 
 Invariant: a transcript's sampled ids are exactly the engine's, and the ids before them are exactly the engine's prompt.
-A call continues a transcript where its messages do; then only new messages are appended. A call opens a new transcript,
-which begins with the recorded ids, where its history is recorded up to an earlier place, or another call is already
-continuing its place. Where the history is not recorded (the agent rewrote it, or has other tools), its full render is
-used. The render is appended to the transcript whose ids it begins with, else it becomes a new transcript.
+`agentrl.openai_api.branches` finds the place at which a call continues.
 
 An answer that its client did not take from the connection is removed when the session ends, unless a call has continued
 it: the agent acted without it.
@@ -16,111 +13,41 @@ in a new transcript with the same tokens before it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
-import itertools
 import secrets
 import time
-from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
-from typing import ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar
 
 from agentrl.agent_loop.base import Episode, Reply
-from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.roles import problem_of
 from agentrl.agent_loop.stopping import chosen
-from agentrl.chat import AssistantMessage, Chat
+from agentrl.chat import AssistantMessage
 from agentrl.chat.message import content_text
 from agentrl.engines.contract import FinishReason
 from agentrl.openai_api.agent_task import MOST_NUMBERS
+from agentrl.openai_api.asked import LONG_BODY, Asked, read
+from agentrl.openai_api.branches import Branch, Branches, beginning
 from agentrl.openai_api.completion import Begun, Completion, assistant_message
-from agentrl.openai_api.dialect import Conversation, Dialect, Kept, Translated
+from agentrl.openai_api.dialect import Conversation, Dialect, Translated
 from agentrl.openai_api.errors import ApiError, unknown_session
-from agentrl.openai_api.history import Checkpoint, Digest, History, cause_of, defaults_of, digest_after, digests_of
+from agentrl.openai_api.history import Checkpoint, Digest, History, defaults_of, digest_after
 from agentrl.openai_api.live import Live
-from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise, as_templates_take
+from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
 from agentrl.openai_api.selection import Answer, Given, SessionTranscript
-from agentrl.openai_api.system_turns import placed_turns
 from agentrl.openai_api.wire import Reading
 from agentrl.system.delivery import Delivery
 from agentrl.system.threads import OwnThread
 from agentrl.tool import ErrorKind, ToolSchema
-from agentrl.trajectory import Message, PlacedImage, Status, ToolAnswer, ToolCallRecord, Transcript
+from agentrl.trajectory import Message, Status, ToolAnswer, ToolCallRecord
 from agentrl.trajectory.picture import pictures_in
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Written = tuple[list[int], list[PlacedImage]]
-"""Token ids of messages, and the images in them."""
-
-MAX_TOOL_LISTS = 128
-COMPARED = 16
-"""Newest transcripts with which a call is compared that continues none."""
-LONG_BODY = 64 << 10
-"""Bytes of a request from which it is read, rendered and encoded off the event loop."""
 MAX_TRIES = 4
 """Answers that are sampled until one keeps the request's promise."""
-
-
-@dataclass(slots=True, eq=False)
-class Branch:
-    """One transcript and the place from which it can be continued."""
-
-    episode: Episode
-    digest: Digest
-    tip: Checkpoint[Branch] | None = None
-    busy: bool = False
-    calls: dict[str, ToolCallRecord] = field(default_factory=dict)
-    """Last turn's tool calls by id."""
-    replied_at: float = 0.0
-    opened: str = "first"
-    """Why its first call continued no transcript."""
-    given: list[Given] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
-    source: Branch | None = None
-    """Branch whose first `shared` tokens it begins with."""
-    shared: int = 0
-    asked_again: bool = False
-    """True: `source` ends with an answer that broke the promise of its first call."""
-    score: float | None = None
-    """Score that was posted for it alone."""
-
-    @property
-    def broken(self) -> bool:
-        """True: its last answer broke the promise of its call, and was sent to nobody."""
-        return bool(self.answers) and not self.answers[-1].id
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that was read."""
-
-    request: ChatRequest
-    messages: list[Message]
-    tools: list[ToolSchema]
-    digests: list[Digest]
-    """Digests by number of messages, as `digests_of` makes them."""
-    characters: int
-    """Number of characters in texts that every template writes; blanks are left out where there are many."""
-    long: bool
-    """True: its messages are rendered off the event loop."""
-    dropped: Mapping[str, str]
-    """Reasons by the name of what was dropped from the request."""
-    number: int = 0
-    """Number of the session's requests up to it."""
-    begun: str = ""
-    """Beginning of the answer, which the prompt ends with, and the policy continues."""
-    later: Sequence[ToolSchema] = ()
-    """Tools that may be called, and are not among `tools`."""
-
-    @property
-    def digest(self) -> Digest:
-        """Digest of the prompt's messages, and of the beginning of the answer."""
-        return _with_beginning(self.digests[-1], self.begun)
 
 
 @dataclass(slots=True, eq=False)
@@ -193,17 +120,13 @@ class Session:
         """Event that is set when a score was posted."""
         self.closed = False
         self._requests = self._replies = 0
-        self._prompts: Counter[str] = Counter()
-        """Transcripts by a hash of the prompt that they begin with."""
         self._kept: dict[str, Conversation] = {}
         """Conversations that a later request may continue by the id of their last answer."""
-        self._branches: list[Branch] = []
-        self._history: History[Branch] = History()
+        self.branches = Branches(self, tool_lists)
         self._answered: dict[Checkpoint[Branch], Call] = {}
         """Calls by the end of their answer, which no call has continued yet."""
         self._tasks: dict[asyncio.Task[Completion], Call] = {}
         self._aborts: set[asyncio.Task[None]] = set()
-        self._tool_lists = tool_lists
         self._thread = thread
         self._strict = strict
         self._most_characters = episode.context.chat.most_characters(episode.context.limits.max_model_len)
@@ -256,20 +179,15 @@ class Session:
         Nothing is recorded. Raises ApiError.
         """
         asked = await self._read(body, dialect)
-        self._check_open()
+        self.check_open()
         self._check_asked(asked)
-        if found := self._found(asked):
-            checkpoint = next((one for one in found if _is_free(one)), found[-1])
-            rest = _new_messages(checkpoint, asked.messages)
-            more = (await self._bridge(checkpoint, rest, asked))[0] if rest else []
-            return checkpoint.tokens + len(more)
-        return len((await self._render(asked, self._tool_lists.get(asked.digests[0], asked.tools)))[0])
+        return await self.branches.prompt_tokens(asked)
 
     def tell(self, numbers: Mapping[str, float]) -> None:
         """Take numbers that were posted. Raises ApiError for a name that was posted before: its first number stands;
         ValueError for too many of them.
         """
-        self._check_open()
+        self.check_open()
         if twice := sorted(self.feedback.keys() & numbers.keys()):
             self.count("openai_feedback_twice")
             message = (
@@ -287,11 +205,11 @@ class Session:
 
         Raises ApiError for an unknown id, for a transcript that has a score, and where the run takes no such scores.
         """
-        self._check_open()
+        self.check_open()
         if self.refuses_scores is not None:
             raise ApiError(400, f"response: {self.refuses_scores}", param="response", code="unsupported_value")
         id = response.removeprefix("chatcmpl-").removeprefix("msg_").removeprefix("resp_")
-        found = next((one for one in self._branches if any(answer.id == id for answer in one.answers)), None)
+        found = next((one for one in self.branches.all if any(answer.id == id for answer in one.answers)), None)
         if found is None or not id:
             message = f"response: no answer of this session has the id {response!r:.100}."
             raise ApiError(404, message, param="response", code="unknown_response")
@@ -304,11 +222,11 @@ class Session:
     async def close(self) -> None:
         """End the running calls; later ones get "unknown session"."""
         await self._end_calls()
-        for branch in self._branches:
+        for branch in self.branches.all:
             branch.tip = None  # Without this circle the record ends when its last user does.
             branch.episode.transcript.score = branch.score
             await self.episode.context.engine.release(branch.episode.session)
-        self._history = History()
+        self.branches.history = History()
 
     async def _end_calls(self) -> None:
         """End the running calls, and remove answers that no client took."""
@@ -336,7 +254,7 @@ class Session:
                 shared=one.shared,
                 asked_again=one.asked_again,
             )
-            for one in self._branches
+            for one in self.branches.all
         ]
 
     def _take_back(self, branches: Sequence[Branch], keep: int = 0) -> None:
@@ -357,9 +275,9 @@ class Session:
     async def _read(self, body: bytes, dialect: Dialect) -> Asked:
         reading, chat = Reading(dialect.api, self._strict), self.episode.context.chat
         given = (body, dialect, reading, self._kept, chat, self._most_characters)
-        return await self._work(len(body) > LONG_BODY, read, *given)
+        return await self.work(len(body) > LONG_BODY, read, *given)
 
-    async def _work(self, long: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def work(self, long: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function without state of the session, off the event loop where that may take long."""
         if not long:
             return function(*args, **kwargs)
@@ -370,21 +288,21 @@ class Session:
             return function(*args, **kwargs)
 
         result = await self._thread.submit(work)
-        self._check_open()  # The trajectory may have ended meanwhile; nothing is recorded any more.
+        self.check_open()  # The trajectory may have ended meanwhile; nothing is recorded any more.
         return result
 
     # Where a call continues
 
     async def _placed(self, asked: Asked, delivery: Delivery) -> Call:
         """Return a call whose branch has its prompt at the end of the transcript, and is kept for it."""
-        self._check_open()
+        self.check_open()
         self._check_turns()
         self._check_asked(asked)
         self.turns += 1
         self._requests += 1
         asked = replace(asked, number=self._requests)
         try:
-            branch = await self._place(asked)
+            branch = await self.branches.place(asked)
             begun = Begun(request=asked.request, prompt_ids=branch.episode.transcript.ids[:])
             call = Call(asked, branch, delivery, asked.number, begun)
             call.live = self._live(call)
@@ -406,46 +324,10 @@ class Session:
         turn = episode.context.chat.growing(call.begun.prompt_ids, episode.tools, stop=request.stops)
         return None if turn is None else Live(turn, call.news)
 
-    def _found(self, asked: Asked) -> list[Checkpoint[Branch]]:
-        """Find the places that a call continues."""
-        # By messages, not by re-rendering: sampled tokens stay as they were sampled, even where the template would
-        # write them otherwise.
-        found = self._history.find(asked.messages, [*asked.digests[:-1], asked.digest])
-        if self.episode.context.roles:
-            found = [one for one in found if one.owner.episode.role == asked.request.model]
-        if asked.request.carries_reasoning:
-            # The policy shall see what it would see from a server that renders what it is sent.
-            found = [one for one in found if not _lacks_reasoning(one, asked.messages)]
-        return found
+    def continued(self, place: Checkpoint[Branch]) -> None:
+        self._answered.pop(place, None)
 
-    async def _place(self, asked: Asked) -> Branch:
-        found, opened = self._found(asked), len(self._branches)
-        cause = "branched" if found else self._cause(asked)
-        if cause == "reasoning":
-            self.count("openai_reasoning_left_out")
-        free = [one for one in found if _is_free(one)]
-        for checkpoint in free[:1] or found[-1:]:
-            self._answered.pop(checkpoint, None)
-        if free:
-            with _kept(free[0].owner):
-                return await self._continue(free[0], asked)
-        branch = await (self._fork(found[-1], asked) if found else self._rendered(asked))
-        branch.busy = True
-        if len(self._branches) > opened > 0:
-            self.count(f"openai_opened_{cause}")
-            branch.opened = cause
-        return branch
-
-    def _cause(self, asked: Asked) -> str:
-        """Name why a call continues no transcript, for a metric."""
-        if not self._branches:
-            return "first"
-        if self._history.find(asked.messages, asked.digests):
-            return "reasoning" if asked.request.carries_reasoning else "role"
-        recorded = ((one.episode.messages, one.episode.tools or ()) for one in self._branches[-COMPARED:])
-        return cause_of(asked.messages, asked.tools, recorded)
-
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self.closed:
             raise unknown_session()
         if self.over.is_set():
@@ -453,11 +335,11 @@ class Session:
 
     def _check_turns(self, so_far: str = "") -> None:
         if self.stopped is not None:
-            raise self._refuse(self.stopped, f"A stop condition of the run has ended this session{so_far}.")
+            raise self.refuse(self.stopped, f"A stop condition of the run has ended this session{so_far}.")
         limit = self.episode.context.limits.max_assistant_turns
         if self.turns >= limit:
             message = f"All {limit} assistant turns of this session are used up{so_far}."
-            raise self._refuse(Status.TURN_LIMIT, message)
+            raise self.refuse(Status.TURN_LIMIT, message)
 
     def _check_asked(self, asked: Asked) -> None:
         """Raise ApiError for what can be refused without rendering."""
@@ -469,7 +351,7 @@ class Session:
                 f"The messages have {asked.characters:,} characters, and the context length of {limit} tokens holds "
                 f"{most:,} at most."
             )
-            raise self._refuse(Status.LENGTH, message)
+            raise self.refuse(Status.LENGTH, message)
         promise, chat = asked.request.promise, self.episode.context.chat
         if chat.vision is None and any(pictures_in(asked.messages)):
             message = f"A message has an image, and the run's model ({chat.tokenizer.name_or_path}) takes text only."
@@ -481,167 +363,7 @@ class Session:
             )
             raise ApiError(400, message, param="tool_choice", code="unsupported_value")
 
-    async def _continue(self, checkpoint: Checkpoint[Branch], asked: Asked) -> Branch:
-        branch = checkpoint.owner
-        if _lacks_reasoning(checkpoint, asked.messages, first=len(checkpoint.messages) - 1):
-            self.count("openai_reasoning_left_out")
-        rest = _new_messages(checkpoint, asked.messages)
-        if not rest:  # A call whose generation was cancelled, again.
-            self._check_room(branch.episode, 0)
-            return branch
-        ids, images = await self._bridge(checkpoint, rest, asked)
-        self._check_room(branch.episode, len(ids))
-        branch.given += [Given(message, len(branch.episode.transcript), asked.number) for message in rest]
-        branch.episode.observe_ids(ids, rest, images)
-        self._record_answers(branch, rest)
-        return self._ready(branch, asked.digest)
-
-    async def _fork(self, checkpoint: Checkpoint[Branch], asked: Asked) -> Branch:
-        source, rest = checkpoint.owner.episode, _new_messages(checkpoint, asked.messages)
-        written = _beginning(source.transcript, checkpoint.tokens)
-        if rest:
-            ids, images = await self._bridge(checkpoint, rest, asked)
-            moved = [replace(one, start=one.start + checkpoint.tokens) for one in images]
-            written = written[0] + ids, written[1] + moved
-        messages, owner = [*map(copy.copy, checkpoint.messages), *rest], checkpoint.owner
-        branch = await self._open(messages, source.tools, written, asked.digest, source.role, asked.begun)
-        branch.given = [Given(message, 0, asked.number) for message in messages]
-        # An answer that broke a promise, with no later try, belongs to what comes after it.
-        branch.source, branch.shared = owner, checkpoint.tokens
-        if owner.broken and owner.answers[-1].start == checkpoint.tokens:
-            branch.shared = owner.answers[-1].end
-        return branch
-
-    async def _rendered(self, asked: Asked) -> Branch:
-        if len(self._tool_lists) >= MAX_TOOL_LISTS:
-            self._tool_lists.clear()
-        tools, messages = self._tool_lists.setdefault(asked.digests[0], asked.tools), asked.messages
-        ids, images = written = await self._render(asked, tools)
-        role = asked.request.model if self.episode.context.roles else ""
-        branch = self._beginning_of(ids, images, tools, role)
-        if branch is None:
-            branch = await self._open(messages, tools, written, asked.digest, role, asked.begun)
-            branch.given = [Given(message, 0, asked.number) for message in messages]
-            return branch
-        if branch.tip is not None:
-            self._answered.pop(branch.tip, None)
-        known, recorded = len(branch.episode.transcript), len(branch.episode.messages)
-        self._check_room(branch.episode, len(ids) - known)
-        new = [replace(one, start=one.start - known) for one in images if one.start >= known]
-        branch.given += [Given(message, known, asked.number) for message in messages[recorded:] or messages[-1:]]
-        branch.episode.observe_ids(ids[known:], messages[recorded:] or messages[-1:], new)
-        branch.episode.messages = list(messages)
-        return self._ready(branch, asked.digest)
-
-    async def _render(self, asked: Asked, tools: list[ToolSchema]) -> Written:
-        sampled = self.episode.sampled_texts
-        render = partial(self.episode.context.chat.render, asked.messages, tools or None, sampled=sampled)
-        return await self._written(asked.long, self._going_on(render, asked.begun, tools), asked.messages)
-
-    async def _written(self, long: bool, write: Callable[[], list[int]], messages: Sequence[Message]) -> Written:
-        """Write messages as ids, and prepare their images.
-
-        Raises ApiError for any error: templates are foreign code, and so are the messages.
-        """
-
-        def work() -> Written:
-            ids = write()
-            return ids, self.episode.context.chat.images(ids, messages)
-
-        try:
-            return await self._work(long, work)
-        except ApiError:
-            raise
-        except Exception as error:
-            message = f"The chat template cannot write these messages: {error or type(error).__name__}"
-            raise ApiError(400, message, param="messages", code="invalid_value") from error
-
-    def _beginning_of(
-        self, ids: list[int], images: Sequence[PlacedImage], tools: list[ToolSchema], role: str
-    ) -> Branch | None:
-        """Find the free branch of the role with the longest transcript that `ids` begin with, with the same images."""
-        found = [
-            branch
-            for branch in self._branches
-            if not branch.busy
-            and branch.episode.role == role
-            and branch.episode.tools == (tools or None)
-            and len(branch.episode.transcript) < len(ids)
-            and branch.episode.transcript.ids == ids[: len(branch.episode.transcript)]
-            and _places(branch.episode.transcript.images) == _places(images, len(branch.episode.transcript))
-        ]
-        return max(found, key=lambda branch: len(branch.episode.transcript), default=None)
-
-    async def _open(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSchema] | None,
-        written: Written,
-        digest: Digest,
-        role: str,
-        begun: str,
-    ) -> Branch:
-        ids, images = written
-        limit = self.episode.context.limits.max_model_len
-        if len(ids) >= limit:
-            raise self._refuse(Status.LENGTH, f"The prompt has {len(ids)} tokens, and the context length is {limit}.")
-        told = await self.episode.teacher_prompt(messages, tools)
-        if told and begun:
-            told += self.episode.context.chat.begin_turn(begun, tools)
-        self._check_open()  # See `_work`.
-        branch = Branch(self.episode.branch(role, self._seed_of(written)), digest)
-        branch.episode.start_ids(ids, messages, tools, teacher_prompt=told, images=images)
-        self._branches.append(branch)
-        return self._ready(branch, digest)
-
-    def _seed_of(self, prompt: Written) -> int:
-        """Return the seed of a transcript: by its prompt, and by the number of transcripts before with the same prompt.
-
-        So the samples of a conversation do not depend on the order of calls, or on other calls between them.
-        """
-        ids, images = prompt
-        key = blake2b(array("q", ids).tobytes(), digest_size=8)
-        for place, digest in _places(images):
-            key.update(place.to_bytes(8, "little") + digest)
-        number = self._prompts[key.hexdigest()]
-        self._prompts[key.hexdigest()] += 1
-        return seed_of(self.episode.seed, "prompt", key.hexdigest(), number)
-
-    def _going_on(
-        self, write: Callable[[], list[int]], begun: str, tools: Sequence[ToolSchema] | None
-    ) -> Callable[[], list[int]]:
-        """Make a function that writes the beginning of the answer, too."""
-        chat = self.episode.context.chat
-        return (lambda: [*write(), *chat.begin_turn(begun, tools)]) if begun else write
-
-    async def _bridge(self, checkpoint: Checkpoint[Branch], rest: list[Message], asked: Asked) -> Written:
-        episode = checkpoint.owner.episode
-        before = episode.transcript.ids
-        if checkpoint.tokens < len(before):
-            before = before[: checkpoint.tokens]
-        bridge = partial(self.episode.context.chat.bridge, first=len(checkpoint.messages))
-        write = self._going_on(partial(bridge, list(before), rest, episode.tools), asked.begun, episode.tools)
-        return await self._written(asked.long, write, rest)
-
-    def _ready(self, branch: Branch, digest: Digest) -> Branch:
-        """Set a checkpoint at the generation prompt that the transcript now ends with."""
-        branch.digest = digest
-        self._set_checkpoint(branch, replied=False)
-        return branch
-
-    def _set_checkpoint(self, branch: Branch, *, replied: bool) -> None:
-        episode = branch.episode
-        branch.tip = Checkpoint(branch, tuple(episode.messages), len(episode.transcript), replied)
-        self._history.add(branch.digest, branch.tip)
-
-    def _check_room(self, episode: Episode, new: int) -> None:
-        left = episode.budget_left
-        if new >= left:
-            raise self._refuse(
-                Status.LENGTH, f"The new messages have {new} tokens, and {max(left, 0)} are left of the budget."
-            )
-
-    def _refuse(self, status: Status, message: str) -> ApiError:
+    def refuse(self, status: Status, message: str) -> ApiError:
         self.ending = status
         self.count("openai_refused")
         # In the form of a context that is too long, which clients know.
@@ -722,7 +444,7 @@ class Session:
         said = ", ".join(f"answer {number} {problem}" for number, problem in enumerate(broken, 1))
         params, kept = branch.episode.params, " and ".join(promise.fields)
         if self.ending is Status.LENGTH:
-            raise self._refuse(Status.LENGTH, f"The budget was used up before an answer kept {kept}: {said}.")
+            raise self.refuse(Status.LENGTH, f"The budget was used up before an answer kept {kept}: {said}.")
         if len(broken) >= MAX_TRIES or params.temperature == 0 or params.top_k == 1:  # Greedy answers are all the same.
             self.ending = Status.MALFORMED
             self.count("openai_promise_broken")
@@ -730,9 +452,11 @@ class Session:
             raise ApiError(400, f"No answer of the policy kept {kept}: {said}.", param=promise.fields[0], code=code)
         self._check_turns(f" before an answer kept {kept}: {said}")
         episode = branch.episode
-        written = _beginning(episode.transcript, start)
+        written = beginning(episode.transcript, start)
         messages = list(map(copy.copy, episode.messages[:-1]))
-        call.branch = await self._open(messages, episode.tools, written, branch.digest, episode.role, call.asked.begun)
+        call.branch = await self.branches.open(
+            messages, episode.tools, written, branch.digest, episode.role, call.asked.begun
+        )
         branch.busy, call.branch.busy = False, True
         call.branch.opened = "asked_again"
         call.branch.given = [Given(message, 0, call.number) for message in messages]
@@ -790,7 +514,7 @@ class Session:
         defaults = defaults_of(branch.episode.tools or ())
         whole = _whole(begun, {**sent, "content": sent["content"] or ""})
         branch.digest = digest_after(call.asked.digests[-1], whole, defaults)
-        self._set_checkpoint(branch, replied=True)
+        self.branches.set_checkpoint(branch, replied=True)
         records = [
             ToolCallRecord(call.name, call.arguments, ToolAnswer(error=ErrorKind.PARSE if call.error else None))
             for call in message.calls
@@ -799,14 +523,6 @@ class Session:
         branch.episode.trajectory.turns[-1].calls.extend(records)
         branch.replied_at = time.monotonic()
         return sent
-
-    def _record_answers(self, branch: Branch, messages: list[Message]) -> None:
-        """Complete the records of calls by the tool answers. The time is the agent's, from reply to answer."""
-        seconds = time.monotonic() - branch.replied_at
-        for message in messages:
-            record = branch.calls.pop(message.get("tool_call_id", ""), None)
-            if record is not None and message["role"] == "tool":
-                record.answer = replace(record.answer, text=content_text(message["content"]), seconds=seconds)
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a number of the trajectory's metrics."""
@@ -844,21 +560,6 @@ class Session:
             self._fail(error)
 
 
-def _is_free(checkpoint: Checkpoint[Branch]) -> bool:
-    """Say whether a call may continue the checkpoint's own transcript."""
-    return checkpoint.owner.tip is checkpoint and not checkpoint.owner.busy
-
-
-def _beginning(transcript: Transcript, tokens: int) -> Written:
-    """Return a transcript's first tokens, and the images in them."""
-    return transcript.ids[:tokens], [one for one in transcript.images if one.start < tokens]
-
-
-def _places(images: Sequence[PlacedImage], end: int | None = None) -> list[tuple[int, bytes]]:
-    """List images before `end` by place and content: equal ids may stand for different images."""
-    return [(one.start, one.image.digest) for one in images if end is None or one.start < end]
-
-
 def _stop_text(reply: Reply) -> str | None:
     """Return the stop text of the request that ended a turn."""
     matched = reply.finish_reason.matched
@@ -879,77 +580,3 @@ def _begun_by(text: str, message: AssistantMessage) -> AssistantMessage:
 def _whole(begun: str, sent: Message) -> Message:
     """Return an answer as a client that began it sends it back."""
     return {**sent, "content": begun + content_text(sent["content"])} if begun else sent
-
-
-def _with_beginning(digest: Digest, begun: str) -> Digest:
-    """Digest a prompt that ends with the beginning of an answer: no other answer continues it."""
-    return digest_after(digest, {"role": "begun", "content": begun}) if begun else digest
-
-
-@contextlib.contextmanager
-def _kept(branch: Branch) -> Iterator[None]:
-    """Keep the branch for a call, or give it back after an error."""
-    branch.busy = True
-    try:
-        yield
-    except BaseException:
-        branch.busy = False
-        raise
-
-
-def read(body: bytes, dialect: Dialect, reading: Reading, kept: Kept, chat: Chat, most_characters: int | None) -> Asked:
-    """Read a request; blanks are only told from text where there are more characters than `most_characters`.
-
-    Raises ApiError.
-    """
-    request = dialect.read(body, reading, kept)
-    messages = _with_names([message.to_message() for message in request.messages])
-    if not reading.strict:
-        messages, is_changed = placed_turns(messages, chat)
-        if is_changed:
-            reading.drop("system_turns", "the chat template writes none in the middle: a user's text stands for them")
-    # Templates may leave out an assistant's text, such as reasoning.
-    texts = [content_text(message["content"]) for message in messages if message["role"] != "assistant"]
-    characters = sum(map(len, texts))
-    if most_characters is not None and characters > most_characters:
-        characters = sum(len("".join(text.split())) for text in texts)
-    tools = request.declared_tools
-    long = len(body) > LONG_BODY or any(pictures_in(messages))  # Small files may hold many pixels.
-    begun, later = (request.begun, request.later) if isinstance(request, Translated) else ("", ())
-    further = as_templates_take(cast(Sequence[ToolSchema], later))
-    return Asked(
-        request, messages, tools, digests_of(messages, tools), characters, long, reading.dropped, 0, begun, further
-    )
-
-
-def _with_names(messages: list[Message]) -> list[Message]:
-    """Add to tool answers the name of the function they answer, which some templates write."""
-    names: dict[str, str] = {}
-    for message in messages:
-        for call in message.get("tool_calls", ()):
-            names[call.get("id", "")] = call["function"]["name"]
-        if message["role"] == "tool" and "name" not in message and (answered := message.get("tool_call_id")) in names:
-            message["name"] = names[answered]
-    return messages
-
-
-def _lacks_reasoning(checkpoint: Checkpoint[Branch], messages: list[Message], first: int = 0) -> bool:
-    """Check whether the client left out reasoning that the transcript keeps, of messages from `first` on."""
-    pairs = itertools.islice(zip(checkpoint.messages, messages, strict=False), first, None)
-    return any(kept.get("reasoning_content") and not given.get("reasoning_content") for kept, given in pairs)
-
-
-def _new_messages(checkpoint: Checkpoint[Branch], messages: list[Message]) -> list[Message]:
-    """Return the messages after the checkpoint, with the policy's own call ids in place of the client's."""
-    end = len(checkpoint.messages)
-    if end == len(messages):
-        return []
-    recorded, given = checkpoint.messages[-1], messages[end - 1]
-    own = {
-        theirs.get("id", ""): ours.get("id", "")
-        for theirs, ours in zip(given.get("tool_calls", ()), recorded.get("tool_calls", ()), strict=True)
-    }
-    return [
-        {**message, "tool_call_id": own[message["tool_call_id"]]} if message.get("tool_call_id") in own else message
-        for message in messages[end:]
-    ]

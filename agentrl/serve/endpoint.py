@@ -25,6 +25,7 @@ from pydantic_core import from_json
 from agentrl.agent_loop.base import Episode
 from agentrl.chat import Chat
 from agentrl.openai_api.agent_task import LARGEST, MODEL
+from agentrl.openai_api.asked import LONG_BODY, Asked, read
 from agentrl.openai_api.completion import Completion
 from agentrl.openai_api.dialect import Dialect
 from agentrl.openai_api.endpoint import (
@@ -39,7 +40,6 @@ from agentrl.openai_api.endpoint import (
 )
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Digest
-from agentrl.openai_api.session import LONG_BODY, Asked, read
 from agentrl.openai_api.wire import Reading
 from agentrl.serve.options import LiveOptions
 from agentrl.serve.session import LiveSession

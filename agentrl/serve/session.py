@@ -14,10 +14,12 @@ from pydantic_core import from_json, to_json
 
 from agentrl.agent_loop.base import Episode
 from agentrl.errors import DataError
+from agentrl.openai_api.asked import Asked
+from agentrl.openai_api.branches import Branch
 from agentrl.openai_api.completion import Completion
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.history import Checkpoint, Digest
-from agentrl.openai_api.session import Asked, Branch, Call, Session
+from agentrl.openai_api.session import Call, Session
 from agentrl.rollouts.journal import record_of, trajectories_in
 from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.system.json_value import JSON, as_list, as_object
@@ -98,9 +100,9 @@ class LiveSession(Session):
             "ending": self.ending.value,
             "requests": self._requests,
             "replies": self._replies,
-            "prompts": dict(self._prompts),
+            "prompts": dict(self.branches.prompts),
             "sampled": sorted(self.episode.sampled_texts),
-            "branches": [_state_of(branch, self._places_of(branch)) for branch in self._branches],
+            "branches": [_state_of(branch, self._places_of(branch)) for branch in self.branches.all],
         }
         versions = oldest_version([trajectory]), newest_version([trajectory])
         return Written(versions, record, to_json(state).decode())
@@ -110,7 +112,7 @@ class LiveSession(Session):
         episode = branch.episode
         return [
             (digest, one)
-            for digest, places in self._history.items()
+            for digest, places in self.branches.history.items()
             for one in places
             if one.owner is branch
             and one.tokens <= len(episode.transcript)
@@ -132,7 +134,7 @@ class LiveSession(Session):
     def _resume(self, told: Mapping[str, JSON]) -> None:
         self.ending = Status(str(told["ending"]))
         self._requests, self._replies = cast(int, told["requests"]), cast(int, told["replies"])
-        self._prompts.update(cast(dict[str, int], told["prompts"]))
+        self.branches.prompts.update(cast(dict[str, int], told["prompts"]))
         self.episode.sampled_texts.update(map(str, as_list(told["sampled"])))
         for value in as_list(told["branches"]):
             one = as_object(value)
@@ -144,10 +146,10 @@ class LiveSession(Session):
             branch = Branch(episode, bytes.fromhex(str(one["digest"])), opened=str(one["opened"]))
             for digest, messages, tokens, replied in cast(list[tuple[str, int, int, bool]], one["places"]):
                 place = Checkpoint(branch, tuple(episode.messages[:messages]), tokens, replied)
-                self._history.add(bytes.fromhex(digest), place)
+                self.branches.history.add(bytes.fromhex(digest), place)
                 if tokens == len(episode.transcript):
                     branch.tip = place
-            self._branches.append(branch)
+            self.branches.all.append(branch)
 
 
 def _state_of(branch: Branch, places: Sequence[tuple[Digest, Checkpoint[Branch]]]) -> dict[str, object]:
