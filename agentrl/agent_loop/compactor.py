@@ -5,8 +5,8 @@ transcript then begins with the first prompt, the summary after its last message
 turn whose answer did not fit is among them, with all of its answer. The old transcript stays as it was sampled, with
 the request and the summary at its end. In every window, the tokens of the request and of a summary stay free for them.
 
-The trajectory ends with the status `length`, as it would without compaction, after a summary that is empty, has calls,
-is cut at its limit, or does not fit into the new window.
+A summary fails if it is empty, has calls, is cut at its limit, or does not fit into the new window. The trajectory then
+ends with the status `length`, as it would without compaction.
 """
 
 from __future__ import annotations

@@ -405,8 +405,8 @@ class Chat:
 
     @cached_property
     def _turn_starts(self) -> re.Pattern[str]:
-        """Pattern of the control tokens that no foreign text of an assistant becomes: all that the tokenizer calls
-        special, that end a turn, or that the template writes around a user's."""
+        """Pattern of the control tokens that no foreign text of an assistant becomes. They are special in the
+        tokenizer, end a turn, or stand around a user's turn in the template."""
         tokens = {*self._codec.special, *(self.decode([id]) for id in self.stop_token_ids)}
         with suppress(ConfigError, ValueError):
             written = self.decode(self.format.render([{"role": "user", "content": "a"}], None, False))

@@ -51,8 +51,8 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
     """Render one sample's prompt and return it as text, control tokens visible, for printing.
 
     Raises ConfigError when the policy could not end its turn, or when a user's turn after it is not written as the
-    template writes it there. With tools, it is also raised in four cases: the format has no tool parser, the prompt
-    does not name every tool, a call that the template writes is not read back, or its answer is not written.
+    template writes it there. With tools, it is also raised in four cases. The format has no tool parser, or the prompt
+    does not name every tool. A call that the template writes is not read back, or its answer is not written.
     """
     where = _where(chat)
     text = chat.shown(chat.render(messages, tools))

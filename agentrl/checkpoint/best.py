@@ -48,7 +48,7 @@ class BestStep:
         return False
 
     def set(self, found: Best | None) -> None:
-        """Go on from the best step that a checkpoint records. Another metric or direction begins again."""
+        """Continue from the best step that a checkpoint records. Another metric or direction begins again."""
         by = self.by
         self.found, self.over = None, None
         if by is None or found is None or (found.metric, found.greater) != (by.metric, by.greater):

@@ -219,7 +219,7 @@ def start_file(command: CommandLine, searched: Sequence[Path]) -> Path:
 
 
 def is_of_a_run(file: Path) -> bool:
-    """Check whether a config file is one that a run wrote; our own never are, whatever lies next to them."""
+    """Check whether a run wrote a config file; our own files never count, even next to a run's files."""
     return not is_ours(file) and is_read_back(file)
 
 
@@ -308,7 +308,7 @@ def set_of(values: Mapping[str, JSON], schema: type[Section], typed: Collection[
 
 
 def set_by_us(keys: Keys, schema: type[Section]) -> set[str]:
-    """Find the keys that a YAML file of ours sets, and neither the command line nor a file of the user's."""
+    """Find the keys that a YAML file of ours sets, and that the command line and files of the user's do not set."""
     if keys.tree is None:
         return set()
     searched = [Path(str(source.path)) for source in keys.tree.hydra.runtime.config_sources]
@@ -532,7 +532,7 @@ def corrected(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
 
 
 def fitting(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
-    """Return a size of mini-batches that fits the batch, at most the default, where the user gave none."""
+    """Return a size of mini-batches that fits the batch, at most the default, where the user gave no size."""
     batch, size = values.get("data.train_batch_size"), values.get(MINI_BATCH)
     if keys.is_whole or keys.is_translated or MINI_BATCH in keys.given:
         return {}
@@ -584,7 +584,7 @@ def resolve(keys: Keys, schema: type[Section]) -> dict[str, JSON]:
 
 
 def interpolates(value: object) -> bool:
-    """Tell whether a value, or one in it, refers to another key. OmegaConf takes long to read a tree."""
+    """Say whether a value, or a value in it, refers to another key. OmegaConf takes long to read a tree."""
     if isinstance(value, str):
         return "${" in value
     if isinstance(value, Mapping):

@@ -203,7 +203,7 @@ class CommandLine(Containers):
             process._transport.close()  # type: ignore[attr-defined]  # kills it; its pipes wait for no collector
 
     async def run(self, words: Sequence[str], environment: Mapping[str, str], secret: str, most: int) -> Process:
-        """Start the command line, and go on."""
+        """Start the command line, and do not wait for it."""
         known = {**environment, **self._environment}
         return await SharedProcess.start([*self._words, *words], known, secret, folder=self._here, most=most)
 
@@ -228,7 +228,7 @@ class CommandLine(Containers):
             raise ContainerFailed(f"taking its files took more than {KEY}.start_timeout") from error
 
     async def remove(self, name: str) -> None:
-        """Remove a container by force. One that stays is named in the log, with what to type."""
+        """Remove a container by force. A container that stays is named in the log, with the command to type."""
         for words in (("rm", "--force", "--volumes", name), ("kill", name), ("rm", "--force", "--volumes", name)):
             status, said = await self._call(*words, seconds=STOP_SECONDS)
             if words[0] == "rm" and (status == 0 or "no such container" in said.lower()):
@@ -268,7 +268,7 @@ class CommandLine(Containers):
         remove_left_folders()
 
     def _failed(self, what: str, status: int, said: str) -> ContainerFailed:
-        """Make the error of a status: one of what was run in a container, or one of the command line itself."""
+        """Make the error of a status: an error of the program in a container, or of the command line itself."""
         kind = Unfit if 0 < status < BY_THE_LINE else ContainerFailed
         return kind(f"{what}: {self._explained(status, said)}")
 
@@ -462,7 +462,7 @@ async def _accept(receiver: socket.socket) -> tuple[socket.socket, list[int]]:
 
 
 async def _undo(beginning: asyncio.Future[None], container: OCIContainer) -> None:
-    """Remove a container that nobody wants. Its start is waited for: a daemon goes on when its client is gone."""
+    """Remove a container that nobody wants. Its start is waited for: a daemon continues when its client is gone."""
     await asyncio.wait({beginning})
     if not beginning.cancelled():
         beginning.exception()

@@ -107,7 +107,7 @@ class Container(ABC):
     async def run(
         self, words: Sequence[str], environment: Mapping[str, str], folder: str, *, secret: str, most: int
     ) -> Process:
-        """Start a program as the user without rights, in `folder`, with these variables and those of the image.
+        """Start a program as the user without rights, in `folder`, with these variables and the image's own.
 
         `secret`: text in `environment`. `most`: bytes of output. The status 127 says that the program is not there.
         """

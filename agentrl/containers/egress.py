@@ -15,7 +15,7 @@ PIECE = 64 << 10
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """Read `host` or `host:port`; the port of HTTPS stands for none. Raises ValueError."""
+    """Read `host` or `host:port`; without a port it is the port of HTTPS. Raises ValueError."""
     host, colon, port = text.lower().rpartition(":")
     if not colon:
         return text.lower(), HTTPS

@@ -41,7 +41,7 @@ def merge(
     most: int,
     without: frozenset[str] = frozenset(),
 ) -> None:
-    """Write an archive of the files in `taken`, below `place`, with `files` in place of whatever stands there.
+    """Write an archive of the files in `taken`, below `place`, with `files` in place of anything at their paths.
 
     `files`, and the folders on the way to them, are root's: nobody else can change, move or remove them, and anybody
     can make further files in these folders. `most`: bytes of all files. `without`: names at the top that are left out.

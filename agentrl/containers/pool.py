@@ -13,7 +13,7 @@ STARTS_AT_ONCE = 8
 
 
 class Pool:
-    """Containers of one kind, of which some stand ready; others are started when they are asked for."""
+    """Containers of one kind. Some stand ready; others are started when they are asked for."""
 
     def __init__(self, containers: Containers, spec: Spec | None, size: int) -> None:
         """`spec`: of the containers that are started ahead, `size` of them."""

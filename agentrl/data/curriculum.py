@@ -1,9 +1,9 @@
 """The sampler `curriculum`: shares of data sources, and pools of rows by the success of their latest group.
 
-A slot of a batch is given to a source, then to a pool of the source, by credits: each draw adds to the credit of a
+A slot of a batch is given to a source, then to a pool of the source, by credits. Each draw adds to the credit of a
 source its share of the batch, and each slot costs one. So the drawn numbers differ from the shares by about one slot,
-also over many batches, and need no random numbers. A pool gives the rows that it gave the fewest rounds ago, in
-an order that follows from `data.seed` and the number of the draw.
+also over many batches, and need no random numbers. A pool gives the rows that it gave the fewest rounds ago, in an
+order that follows from `data.seed` and the number of the draw.
 
 | metric | meaning |
 |---|---|

@@ -122,8 +122,8 @@ def judged(sample: SFTSample, good: bool) -> Preference:
 def add_mismatched(batches: Iterable[Sequence[Preference]], max_length: int) -> None:
     """Put a mismatched conversation after each judged one: its prompt with the answer of the row before it.
 
-    The first of a batch gets the last one's answer, and a batch of one row the answer of the row before that batch, so
-    that a batch's mismatched answers are its own answers. The prompt ends before the first token that is learnt. What
+    The first of a batch gets the last one's answer, so that a batch's mismatched answers are its own answers. A batch
+    of one row gets the answer of the row before that batch. The prompt ends before the first token that is learnt. What
     is longer than max_length is cut, as only log-probs are needed.
     """
     before: SFTSample | None = None

@@ -13,9 +13,9 @@ from agentrl.trajectory import Message
 def check_teachable(messages: Sequence[Message], tools: Sequence[ToolSchema] | None, shown: int = 0) -> None:
     """Check the assistant turns that are learnt: all but the first `shown`, and but those with `weight` 0.
 
-    Raises Unfit for a turn that says and calls nothing, and for a call whose arguments are no JSON or whose tool is not
-    among the row's (where it has any). Raises it also for a turn with two calls of one id, and for a turn whose calls
-    are answered in part.
+    Raises Unfit for a turn that says and calls nothing, and for a call whose arguments are no JSON. If the row has
+    tools, the call's tool must be among them. Raises it also for a turn with two calls of one id, and for a turn whose
+    calls are answered in part.
     """
     names = {tool["function"]["name"] for tool in tools or ()}
     turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]

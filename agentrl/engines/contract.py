@@ -226,7 +226,7 @@ class RolloutEngine(Protocol):
 
 
 def takes_listener(engine: RolloutEngine) -> bool:
-    """Say whether an engine tells tokens as they arrive."""
+    """Say whether an engine reports tokens as they arrive."""
     known = inspect.signature(engine.generate).parameters
     return "listener" in known or any(one.kind is one.VAR_KEYWORD for one in known.values())
 

@@ -68,9 +68,9 @@ def keeps_state(config: PretrainedConfig) -> bool:
 def unbound_time_steps(model: PreTrainedModel) -> None:
     """Take the lower bound of time steps away that transformers reads from `time_step_min` (Nemotron-H, Zamba2).
 
-    transformers applies it where several tokens run, and not where one token runs; SGLang has no such bound. The key
-    is a bound of the time steps that a new model draws, as in Mamba-2. The model's config, and so an export, has
-    `_NO_BOUND` in its place: transformers then computes what was trained.
+    transformers applies it where several tokens run, and not where one token runs; SGLang has no such bound. The key is
+    a bound of the time steps that a new model draws, as in Mamba-2. The model's config, and so an export, has
+    `_NO_BOUND` in its place, so that transformers computes the trained function.
     """
     config = model.config.get_text_config()
     least = getattr(config, "time_step_min", None)

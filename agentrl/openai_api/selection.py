@@ -205,9 +205,9 @@ def main_of(transcripts: Sequence[SessionTranscript], *, by_tools: bool = False)
     - in another message, as the summary of a compaction. A request for a summary quotes a conversation, which belongs
       to it with all of its answers before that message.
 
-    A transcript also belongs to it if the conversation has another message in place of the transcript's last answer:
-    the program edited the answer, or took it out with an error. Each rule also holds for transcripts of transcripts
-    that belong to it.
+    A transcript also belongs to it if the conversation has another message in place of the transcript's last answer.
+    The program then edited the answer, or took it out with an error. Each rule also holds for transcripts of
+    transcripts that belong to it.
 
     by_tools: the program acts by tools. So a last request without tools is a side call where others have some, e.g.
     a summary of work that is over.

@@ -263,8 +263,8 @@ def left_to_do(formula: Formula, gold: Formula) -> set[str]:
     A formula is a value when nothing is left to do: whole numbers, decimals, fractions, mixed numbers, percents, a
     number times a power of ten; irrational roots, pi, e, infinity, and sums and multiples of these that combine no
     further; variables with what combines no further; tuples, sets, intervals, unions and matrices of values; equations
-    and inequalities solved for a variable. A sum, product or power of numbers, a root or a quotient that comes out, a
-    function's value, and every command that is not known to compute nothing, is left to do.
+    and inequalities solved for a variable. Left to do are a sum, product or power of numbers, a root or a quotient that
+    comes out, and a function's value. So is every command that is not known to compute nothing.
     """
     tree, text = formula.tree, formula.text
     if tree is None:

@@ -201,7 +201,7 @@ def judge_group(
 class RolloutRunner(Protocol):
     """Runs the trajectories of prompts, each prompt's as a group, and makes batches of groups that have ended.
 
-    A step's groups, those of later steps and those of a validation are all run by `run_group`.
+    `run_group` runs the groups of a step, of later steps and of a validation.
 
     Coroutines are called on `loop`, everything else from one other thread, while no update is under way; other calls
     return when they are done. A call raises the error that ended it (UserError for errors that the user can fix), and

@@ -1,7 +1,7 @@
 """Groups in rollout workers under Ray: each begins in one worker, and continues in another one where that dies.
 
 StalenessScheduler, ledger and journal lie with the driver, on whose event loop the coroutines here run. A worker is
-asked for groups, those that begin together in one call, and reports their events.
+asked for groups and reports their events. Groups that begin together are asked for in one call.
 
 The tokens of a group that has a log, and has ended, lie in the journal, in the run's folder on the driver's machine,
 until a batch takes them. Then workers read them and put them into the object store. So ended groups survive the loss of

@@ -57,7 +57,7 @@ class Retention:
         self._size = 0
 
     def remove_oldest(self, step: int, keep: Callable[[], Collection[int]]) -> list[int]:
-        """Remove records after a training step; return the steps of which they were.
+        """Remove records after a training step; return the steps of the removed records.
 
         These are trajectories, updates, and images that no later step has used. keep: lists steps whose trajectories
         and updates stay, where sizes are read. Files that vanish meanwhile are no error.

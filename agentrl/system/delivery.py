@@ -1,7 +1,7 @@
-"""Delivery of an HTTP answer: did its client take it from the socket, as far as TCP tells?
+"""Delivery of an HTTP answer: did its client take it from the socket, as far as TCP knows?
 
 A connection that ends while bytes of the answer are unread is reset by the client's system, and a client that has read
-all of them ends it in order. Nothing tells whether the client's program looked at what it had read.
+all of them ends it in order. The client's program may have read bytes without using them; this stays unknown.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Delivery:
         self._look(self._connection.unread())
 
     def _look(self, unread: int | None) -> None:
-        """Take note of what the client has. `unread`: number of the last bytes that it may not have; None: unknown.
+        """Note the bytes that the client has. `unread`: number of the last bytes that it may lack; None: unknown.
 
         They are more than is counted here, which leaves out the frame around each piece.
         """
@@ -130,7 +130,7 @@ class Watched(asyncio.Protocol):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Have the system send at once what is written meanwhile."""
+        """Have the system send at once all bytes that are written meanwhile."""
         self._cork(1)
         try:
             yield

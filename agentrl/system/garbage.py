@@ -1,7 +1,7 @@
 """Full collections of Python's cycle collector: what they leave out, and when they wait.
 
 A full collection visits every container in the process, and nothing else runs meanwhile: 0.4 s with the objects of
-torch and transformers, 0.1 to 0.3 s more with those of a thousand sessions. Most objects are freed without it, as
+torch and transformers, 0.1 to 0.3 s more with the objects of a thousand sessions. Most objects are freed without it, as
 their last reference goes.
 """
 

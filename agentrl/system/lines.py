@@ -21,7 +21,7 @@ _NO_STEP = 1 << 62
 
 
 class AppendedLines(AppendedFile):
-    """File of lines, open to be appended to; what a kill left of a line is removed when it is opened."""
+    """File of lines, open to be appended to; a line that a kill cut is removed when it is opened."""
 
     def __init__(self, path: Path) -> None:
         """Open it, or make it and its folder. Raises OSError."""
@@ -70,7 +70,7 @@ def read_lines(path: Path, take: Callable[[JSON], T], broken: Callable[[int, byt
 
 
 def keep_steps(path: Path, last: int) -> None:
-    """Remove the lines of steps after `last`, and each one that names no step. Without a file nothing is done.
+    """Remove the lines of steps after `last`, and each line without a step. Without a file nothing is done.
 
     The file is replaced as a whole, and only where a line goes. Raises TrainingError on a full disk.
     """

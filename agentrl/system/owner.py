@@ -1,7 +1,7 @@
 """Names of containers and of temporary folders say which process owns them.
 
-So the next start finds what a killed run left, and leaves alone what another run uses. A name has six parts: a prefix,
-the machine, the time when it started, the process, the time when that started, and something random.
+So the next start finds the remains of a killed run, and leaves alone all that another run uses. A name has six parts: a
+prefix, the machine, the time when it started, the process, the time when that started, and something random.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A file of a run that this agentrl cannot read has an older format, a newer one, or was copied in part. Each has one
 message: the file, the version that wrote it, and the remedy. A format's number grows only when an earlier agentrl would
-misread the file: a column or a key more is none of that.
+misread the file: a new column or key is no reason for it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Record(BaseModel):
 
 @cache
 def source_commit() -> str | None:
-    """Return the commit of this agentrl, with `-dirty` where files differ from it; None where nothing tells it.
+    """Return the commit of this agentrl, with `-dirty` where files differ from it; None where the commit is unknown.
 
     A checkout asks git. A wheel that pip made of a repository has the commit in its metadata.
     """
@@ -129,9 +129,10 @@ class ShowVersion(argparse.Action):
 
 
 def named_writer(versions: JSON) -> str | None:
-    """Name the agentrl of recorded versions, such as `agentrl 0.1.0 (commit 0123456789ab)`; None where none is.
+    """Name the agentrl of recorded versions, such as `agentrl 0.1.0 (commit 0123456789ab)`; None where no version is
+    recorded.
 
-    What a record says is shortened, and shown without control characters.
+    Recorded text is shortened, and shown without control characters.
     """
     found = as_object(versions)
     own, commit = (_plain(found.get(name)) for name in ("agentrl", "commit"))
@@ -167,7 +168,7 @@ def writer_of(folder: Path) -> str:
 
 
 def writers_in(text: bytes | None) -> list[Writer]:
-    """List the writers of a record, the last of them last; none where there is no record or it is damaged."""
+    """List the writers of a record, the last of them last; empty where there is no record or it is damaged."""
     try:
         return [] if text is None else _read(text, RECORD).written_by
     except DataError:

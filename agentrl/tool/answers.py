@@ -86,7 +86,7 @@ def refusal(
 
 
 def over_limit(limit: int) -> ToolAnswer:
-    """Answer a call behind the first `limit` of its message."""
+    """Answer a call after the first `limit` calls of its message."""
     return ToolAnswer(f"only the first {limit} tool calls of a message are run; call again.", ErrorKind.LIMIT)
 
 

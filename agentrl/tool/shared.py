@@ -148,7 +148,7 @@ class SharedTools:
     async def shown(self, answer: ToolAnswer, limit: int | None = None, *, images: bool = True) -> ToolAnswer:
         """Cut an answer to the part that the model is shown: at most `limit` tokens (None: the default).
 
-        An error's text begins with its kind. Without `images` a note takes their place. Whoever shows the model an
+        An error's text begins with its kind. Without `images` a note takes their place. Code that shows the model an
         answer calls this once.
         """
         text, limit = answer.text, limit or self.default_max_tokens

@@ -37,7 +37,7 @@ class RunFolder:
 
     def __init__(self, config: Config | TuningConfig, store: ObjectStore | None, display: Display) -> None:
         """Raises ConfigError where nothing can be written, or another process trains, CheckpointError when
-        resume_from_path is no checkpoint, DataError when another version's run is there that cannot be gone on with."""
+        resume_from_path is no checkpoint, DataError when another version's run is there that cannot be continued."""
         self.path = Path(config.trainer.default_local_dir)
         if isinstance(config, Config) and config.trainer.val_only:
             self.path /= "val_only"  # a run's own files tell of what it trained

@@ -14,7 +14,7 @@ SIDE_CALLS = "openai_side_calls/"
 
 
 class Sessions(StepObserver):
-    """Tells what is chosen, and how many transcripts of each kind the first step had."""
+    """Logs the choice of transcripts, and how many of each kind the first step had."""
 
     def __init__(self, config: OpenAIProxyConfig, display: Display) -> None:
         self.display, self.is_told = display, False

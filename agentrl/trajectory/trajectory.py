@@ -230,7 +230,7 @@ class Transcript:
         self._append(ids, 0, [0.0] * len(ids))
 
     def take_back(self, length: int) -> None:
-        """Remove what was sampled after the first `length` tokens, which is the last turn or a part of it."""
+        """Remove the tokens that were sampled after the first `length` ones: the last turn or a part of it."""
         del self.ids[length:], self.mask[length:], self.logprobs[length:]
         self.versions = [replace(one, end=min(one.end, length)) for one in self.versions if one.start < length]
         if self.experts is not None:
@@ -385,12 +385,12 @@ class Trajectory:
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the policy sampled, of what is trained on."""
+        """Tokens that the policy sampled and that are trained on."""
         return sum(transcript.trained_length for transcript in self.transcripts)
 
     @property
     def trained_turns(self) -> list[Turn]:
-        """Turns without those of transcripts, or of their ends, that are left out (`Transcript.trained_to`)."""
+        """Turns that are trained on, without omitted transcripts and omitted ends (`Transcript.trained_to`)."""
         if all(one.trained_to is None for one in self.transcripts):
             return self.turns
         return [turn for turn in self.turns if turn.end <= self.transcripts[turn.transcript].trained_end]
@@ -410,7 +410,7 @@ class Trajectory:
         return shifts if any(shifts) else []
 
     def outline(self) -> Outline:
-        """Summarise the trajectory without its texts and tokens, and without what is left out."""
+        """Summarise the trajectory without its texts and tokens, and without parts that are left out of training."""
         kept = [one for one in self.transcripts if one.trained_to != 0]
         return Outline(
             uid=self.uid,

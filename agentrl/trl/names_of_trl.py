@@ -1,4 +1,4 @@
-"""Names of TRL's `GRPOTrainer` (1.16, with transformers' `Trainer`), and what stands here for those that are missing.
+"""Names of TRL's `GRPOTrainer` (1.16, with transformers' `Trainer`), and the replacements here for missing ones.
 
 A subclass that overrides one of them would never be called, and a value that is set on one would never be read.
 """

@@ -43,7 +43,7 @@ class DataSet:
     """Environments play the rows, and may add to their prompts."""
 
     def write(self) -> None:
-        """Write the file where it is not there: its name tells its contents, and another run may read it."""
+        """Write the file where it is not there: its name holds a hash of its contents, and another run may read it."""
         if self.file.is_file():
             return
         columns: dict[str, list[object]] = {

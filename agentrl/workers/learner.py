@@ -304,7 +304,7 @@ class Learner(Generic[Found]):
 
 
 def read_checksums(path: Path) -> dict[str, int]:
-    """Read the checksums of a checkpoint; empty for a checkpoint of an earlier release, which has none.
+    """Read the checksums of a checkpoint; empty for a checkpoint of an earlier release, which has no checksums.
 
     Raises CheckpointError.
     """
@@ -334,7 +334,7 @@ class _CheckpointingLayer(Protocol):
 
 
 def checkpoint_layers(model: PreTrainedModel, keep_all: Collection[nn.Module] = (), *, offload: bool = False) -> None:
-    """Have each decoder layer computed again in the backward pass, but those that `keep_all` their activations.
+    """Have each decoder layer computed again in the backward pass, but layers that `keep_all` their activations.
 
     The rest of the model stays in eval mode: no dropout appears. offload: keep the inputs of the layers in host memory.
     """

@@ -1,8 +1,9 @@
 """A turn that is still being sampled: the reasoning and the text that it is certain to be read with in the end.
 
-Text that more tokens could still change is held back: the beginning of a marker, half a character, all text after a
-call, and blanks, which a call would take away. More is given only where nothing is held. So the given text is exactly
-the text that the same format reads in the turn's first tokens. Each character is looked at a bounded number of times.
+Text that more tokens could still change is held back: the beginning of a marker, half a character, and all text after a
+call. Blanks are held back, too, as a call would take them away. More is given only where nothing is held. So the given
+text is exactly the text that the same format reads in the turn's first tokens. Each character is looked at a bounded
+number of times.
 """
 
 from __future__ import annotations

@@ -466,7 +466,7 @@ class SessionCache:
             self.prefixes[prefix.ids] = prefix
 
     def _borrow(self, session: Session) -> bool:
-        """Begin a session with keys and values of another one of its trajectory; False where none has enough.
+        """Begin a session with keys and values of another session of its trajectory; False where no session has enough.
 
         The other one's first prompt is shared, or a copy of its beginning. What follows is copied.
         """
@@ -498,7 +498,7 @@ class SessionCache:
         return True
 
     def _in_common(self, session: Session, other: Session) -> int:
-        """Count the tokens with which a session begins and of which another one has keys and values.
+        """Count the first tokens of a session whose keys and values another session has.
 
         At least one token has to run, for its logits.
         """

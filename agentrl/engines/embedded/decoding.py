@@ -2,8 +2,8 @@
 
 A program has room for R requests of up to P pages. One copy from the host fills its table; a row without a request
 reads and writes the spare page. The token that a step samples is the next step's input where it lies, so that the host
-launches a step before it reads the results of the step before. A request that has ended in the meantime has sampled
-one token too many, which is neither recorded nor counted.
+launches a step before it reads the results of the step before. A request that has ended in the meantime has sampled one
+token too many, which is not recorded or counted.
 """
 
 from __future__ import annotations
