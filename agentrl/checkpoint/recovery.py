@@ -27,13 +27,19 @@ FIXED = (
 
 
 def choose_checkpoint(
-    config: RunConfig, checkpoints: CheckpointManager, last_step: int | None, policy: Path, display: Display
+    config: RunConfig,
+    checkpoints: CheckpointManager,
+    last_step: int | None,
+    policy: Path,
+    display: Display,
+    check: Callable[[Path, Mapping[str, JSON]], None],
 ) -> tuple[Path, Mapping[str, JSON]] | None:
     """Choose the checkpoint that `resume_mode` asks for, if there is one, and return its path and state.
 
     Args:
         last_step: where the run ends; None: it trains nothing.
         policy: where the policy is exported to.
+        check: raises UserError for a checkpoint of another run's data or form, before anything is said of its step.
 
     Raises NothingLeft when the checkpoint is of the last step and its policy, or the best one, is exported, and
     ConfigError when it is of a later one.
@@ -47,6 +53,7 @@ def choose_checkpoint(
     if path is None:
         return None
     state = checkpoints.load(path)
+    check(path, state)
     if last_step is None:
         return path, state
     step = step_in(state)
@@ -58,7 +65,9 @@ def choose_checkpoint(
     if step > last_step:
         raise ConfigError(ends + more)
     if step == last_step and exported_step(policy) == step_to_export(config, checkpoints, step):
-        raise NothingLeft(f"{ends}The policy is in {policy}. {more}")
+        begun = (_value(state.get("config"), key) for key in ("actor_rollout_ref.model.path", "model.path"))
+        model = next((f", trained from {name}," for name in begun if isinstance(name, str)), "")
+        raise NothingLeft(f"{ends}The policy{model} is in {policy}. {more}")
     return path, state
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
 from agentrl.config import Config
@@ -66,13 +66,15 @@ def build(
     with ExitStack() as stack:
         stack.enter_context(bars_as_stages(display))
         least_tokens = config.data.train_batch_size * rollout.n * inputs.train.shortest
-        opened = open_setting(config, chat, display, loader.steps_per_epoch, fingerprint, least_tokens)
+
+        def resume_data(state: Mapping[str, JSON]) -> None:
+            loader.load_state_dict(as_mapping(state["loader"]))
+
+        opened = open_setting(config, chat, display, loader.steps_per_epoch, fingerprint, least_tokens, resume_data)
         setting = stack.enter_context(opened)
         total_steps = setting.total_steps
         if total_steps >= loader.steps_per_epoch and (left := loader.passed_over):
             display.note(f"an epoch takes whole batches: it passes over {left} of {len(inputs.train)} rows")
-        if setting.begun_from is not None:
-            loader.load_state_dict(as_mapping(setting.checkpoints.load(setting.begun_from)["loader"]))
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         download_models(config, display)

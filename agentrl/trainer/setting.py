@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,12 +51,14 @@ def open_setting(
     steps_per_epoch: int,
     fingerprint: Mapping[str, JSON],
     least_tokens: int,
+    resume_data: Callable[[Mapping[str, JSON]], None] | None = None,
 ) -> Iterator[RunSetting[ConfigT]]:
     """Make the parts of a run, and check what needs no model; close its loggers and its folder at the end.
 
     Args:
         fingerprint: config keys, with their values, that a checkpoint must share to be loaded.
         least_tokens: tokens that the first step takes at least.
+        resume_data: takes the state of the checkpoint that is resumed from; raises DataError where it is of other data.
 
     Raises UserError: no step is left to train, the checkpoint is of other data or of a model of another form, or a
     folder cannot be used.
@@ -74,6 +76,12 @@ def open_setting(
         budget.check(least_tokens)
     store = open_store(trainer, display)
     local, last = Path(trainer.default_local_dir), None if only_validates else total
+
+    def check(path: Path, state: Mapping[str, JSON]) -> None:
+        if resume_data is not None:
+            resume_data(state)
+        check_same_form(path, state, config)
+
     with ExitStack() as stack:
         folder = stack.enter_context(closing(RunFolder(config, store, display)))
         checkpoints = CheckpointManager(
@@ -86,7 +94,7 @@ def open_setting(
             warn=display.warn,
         )
         policy = local / "policy"
-        found = choose_checkpoint(trainer, checkpoints, last, policy, display)
+        found = choose_checkpoint(trainer, checkpoints, last, policy, display, check)
         if found is not None:
             if budget is not None:
                 with reading_state(found[0]):
@@ -97,7 +105,6 @@ def open_setting(
                     f"{found[0]} is of the step after which the run ended: {over}. There is nothing left to train. The "
                     f"policy is in {policy}. For another run name another trainer.experiment_name"
                 )
-            check_same_form(*found, config)
             if last and (remark := remark_on_schedule(found[1], steps_per_epoch, last, rates)):
                 display.warn(remark)
         tracker = stack.enter_context(closing(Tracker.from_config(trainer, folder.path, config, display)))

@@ -32,7 +32,7 @@ def test_deaths_in_the_middle_of_a_save_and_of_a_restart(tmp_path: Path) -> None
     went_back_to: list[Path | None] = []
     with open_display("test") as display:
         config = RunConfig(max_worker_restarts=2)
-        assert choose_checkpoint(config, checkpoints, 9, tmp_path / "policy", display) is None
+        assert choose_checkpoint(config, checkpoints, 9, tmp_path / "policy", display, print) is None
         continuation = Continuation(config, executor.restart, checkpoints, None)
         assert "no checkpoint was saved" in continuation.resume_hint()
         published = checkpoints.save(1, {}, {"step": 1})

@@ -56,6 +56,9 @@ def test_a_refused_training_leaves_the_run_as_it_was(
         "another estimator": (["algorithm.adv_estimator=rloo"], "algorithm.adv_estimator"),
         "other data": ([f"data.train_files={tmp_path}/none.parquet"], "none.parquet"),
         "fewer rows": (["data.train_max_samples=8"], "other data"),
+        # As many steps as were done, or fewer: the step says nothing of a run with other data.
+        "fewer rows, nothing left": (["data.train_max_samples=8", "trainer.total_training_steps=2"], "other data"),
+        "fewer rows and steps": (["data.train_max_samples=8", "trainer.total_training_steps=1"], "other data"),
         "another optimizer": (["actor_rollout_ref.actor.optim.name=muon"], "optim.name"),
         "an unknown tool class": ([f"{tool_config}={wrong}"], "Calculater"),
         "a tool without a server": ([f"{tool_config}={unreachable}"], "127.0.0.1:9"),
@@ -75,7 +78,7 @@ def test_a_refused_training_leaves_the_run_as_it_was(
     before_models = ("another LoRA rank", "no adapters", "another estimator", "fewer rows", "another optimizer")
     before = files(run)
     for name, (keys, says) in refused.items():
-        more = [] if name == "fewer steps than were done" else ["trainer.total_training_steps=4"]
+        more = [] if keys[-1].startswith("trainer.total_training_steps") else ["trainer.total_training_steps=4"]
         capsys.readouterr()
         assert main(small_run(*first, *keys, *more)) == 2, name
         out, said = capsys.readouterr()

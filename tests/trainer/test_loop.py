@@ -343,7 +343,9 @@ def test_a_run_killed_before_its_export_exports_when_started_again(
     assert (run / "policy" / STEP_FILE).read_text() == "1\n"
     assert (run / "metrics.jsonl").read_text() == before
     assert main(overrides) == 0
-    assert "nothing left to train" in capsys.readouterr().out
+    said = "".join(capsys.readouterr().out.split())
+    start = next(line for line in overrides if line.startswith("actor_rollout_ref.model.path=")).partition("=")[2]
+    assert "nothinglefttotrain" in said and f"trainedfrom{start}," in said
 
 
 def dies_at_first(monkeypatch: pytest.MonkeyPatch, method: str) -> list[int]:
