@@ -19,7 +19,7 @@ from benchmarks.gpu.quickstart import followed, median
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPT = Path("examples/smollm2/gsm8k_gpu.sh")
-RESULTS = ("val/success_greedy", "train/success", "reward/mean")
+RESULTS = ("val/success_greedy", "success/rate", "reward/mean")
 """Metrics of which the first and the last value are shown."""
 
 
