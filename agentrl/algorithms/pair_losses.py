@@ -27,7 +27,7 @@ class Pairs(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Log-ratios of U responses, each of which somebody found good or bad: as of `Pairs`."""
+    """Log-ratios, as in `Pairs`, of U responses that somebody found good or bad."""
 
     ratios: Tensor  # [U] float64
     tokens: Tensor  # [U] float64, the policy tokens of each

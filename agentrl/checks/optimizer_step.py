@@ -69,7 +69,7 @@ class _Turn:
     """Gradient and momentum of a whole matrix, for Muon."""
 
     def add_up_passes(self) -> None:
-        """Add up its gradients from now on, from nothing: what the parameter holds meanwhile is not looked at."""
+        """Add up its gradients from now on, from nothing. The parameter's own `grad` is not read."""
 
         def passed(grad: Tensor) -> None:
             new = _flat(grad, self.places).double()

@@ -29,7 +29,8 @@ ELEMENTS = 1 << 12
 
 
 def pick(batch: Sequences, step: int) -> int | None:
-    """Choose a sequence of a step's batch: another in each step, of the shorter half of those of at most MOST tokens.
+    """Choose a sequence of a step's batch, another one in each step, from the shorter half of sequences up to MOST
+    tokens.
 
     Where all are longer, the shortest. None where nothing was sampled.
     """
@@ -115,7 +116,7 @@ def _backward(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute scores [T], and some elements of each parameter's gradient of a weighted sum of them.
 
-    Whole gradients are dropped as soon as they are there; those that parameters have already stay as they are.
+    Whole gradients are dropped as soon as they are there; gradients that parameters have already stay as they are.
     """
     found: dict[str, Tensor] = {}
     before = {name: param.grad for name, param in params.items()}

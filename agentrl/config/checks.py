@@ -36,7 +36,7 @@ def check(
 def findings(
     config: Section, given: Collection[str], supplied: Collection[str] = (), *, look_up: bool = True
 ) -> Iterator[Finding]:
-    """Yield all that the rules of keys, then those of sections, have to say; `given`: the keys that the user gave.
+    """Yield all findings of the rules of keys, then of the rules of sections; `given`: the keys that the user gave.
 
     look_up: false: no file and no code that a key names is looked for.
     """

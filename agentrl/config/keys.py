@@ -94,7 +94,7 @@ def nested(flat: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Find the known names most like `name`, best first: those of the most similar last part, then by the whole."""
+    """Find the known names most like `name`, best first: by the likeness of the last part, then of the whole name."""
     names = list(known)
     last = name.rpartition(".")[2]
     by_last: dict[str, list[str]] = {}

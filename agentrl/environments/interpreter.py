@@ -70,7 +70,7 @@ def _candidates() -> Iterator[str]:
 
 
 def _version_of(python: str) -> str | None:
-    """Version of an interpreter that runs; None for one that does not, e.g. a shim without its Python."""
+    """Version of an interpreter that runs; None where it does not run, e.g. a shim without its Python."""
     program = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
     try:
         done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=20, check=True)

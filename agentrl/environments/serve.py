@@ -90,7 +90,7 @@ class Refused(Exception):
 
 
 class RefusedRow(Exception):
-    """Row whose task is none of the entry's."""
+    """Row whose task the entry does not have."""
 
 
 class Session:
@@ -430,7 +430,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.rfile.read1(MOST_ERROR)
 
     def _read(self) -> dict[str, Any]:
-        """Read the request's JSON. Raises Refused, and ValueError where it is none."""
+        """Read the request's JSON. Raises Refused, and ValueError where the body is no JSON."""
         given = self.headers.get("Authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
             raise Refused(401, "the key is missing or another")

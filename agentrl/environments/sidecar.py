@@ -91,7 +91,7 @@ class EnvironmentOptions(pydantic.BaseModel):
 
 
 class RefusedRow(Exception):
-    """Refusal of a row that is none of the entry's."""
+    """Refusal of a row that the entry does not have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ def signs(values: Floats) -> Floats:
 
 
 def rank_correlation(first: Floats, second: Floats) -> float | None:
-    """Return Spearman's coefficient: the correlation of ranks, of which equal values share the mean.
+    """Return Spearman's coefficient: the correlation of ranks; equal values share the mean of their ranks.
 
     None where one of the scores is the same everywhere.
     """

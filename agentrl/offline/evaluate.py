@@ -59,7 +59,7 @@ DOWN = 32
 
 @dataclass(slots=True)
 class Summary:
-    """Running totals of one data source. A row of which a response failed is judged by the others."""
+    """Running totals of one data source. A row with a failed response is judged by its other responses."""
 
     scores: PromptScores
     rows: int = 0

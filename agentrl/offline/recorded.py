@@ -116,7 +116,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _chosen(folder: Path, keys: EvaluateDataConfig) -> list[tuple[Path, FileName]]:
-    """List the files of the chosen steps, in their order. Raises DataError where there is none."""
+    """List the files of the chosen steps, in their order. Raises DataError where there is no file."""
     named = [(path, FileName.read(path.name)) for path in trajectory_files(folder / TRAJECTORIES)]
     found = [(path, name) for path, name in named if name is not None]
     if not found:

@@ -43,7 +43,7 @@ UNANSWERED = (Status.FAILED, Status.TIMEOUT, Status.ABORTED)
 
 
 def response_text(trajectory: Trajectory) -> str | None:
-    """Return what the policy wrote; None where no fault of its own kept it from answering."""
+    """Return the policy's text; None where no fault of its own kept it from answering."""
     is_answer = trajectory.status not in UNANSWERED or trajectory.failure_cause == Cause.SCORER
     return valid_unicode(turns_text(trajectory)) if is_answer else None
 

@@ -42,7 +42,7 @@ class ScoreFile:
     """The file that is being made; the responses that it has scores of come first."""
 
     def __init__(self, config: EvaluateConfig) -> None:
-        """Find what an earlier command left. Raises DataError as `Parts` does."""
+        """Find the scores of an earlier command. Raises DataError as `Parts` does."""
         assert config.data.scores_path is not None
         self._parts = Parts(Path(config.data.scores_path), settings(config), KEY)
         self._known = self._parts.rows()

@@ -80,7 +80,7 @@ def from_one(origin: str, values: Mapping[str, float]) -> dict[str, Figure]:
 
 
 def assumed() -> dict[str, Figure]:
-    """Make the figures of a cluster of which nothing is known."""
+    """Make the figures of an unknown cluster."""
     plain = Cluster()
     return from_one(ASSUMED, {name: getattr(plain, name) for name in SHOWN})
 

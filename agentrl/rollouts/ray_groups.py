@@ -160,7 +160,7 @@ class RayGroups:
             del self._begun[key]
 
     async def _place(self) -> None:
-        """Ask workers for the groups that none was asked for, each for neighbours; wait for one where all have died."""
+        """Ask workers for the groups without a worker, each for neighbours; wait for a worker where all have died."""
         while not (ready := self._ready()):
             await asyncio.sleep(ASKED_FOR / 10)
         self._placing = None

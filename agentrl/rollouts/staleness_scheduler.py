@@ -260,7 +260,7 @@ class StalenessScheduler:
     def take(self) -> Batch | NotReady:
         """Take the batch of the next step, the ready groups that are due first; or return the reason for waiting.
 
-        With `draw_size` groups for which it has no place are CANCELLED once none runs: no later batch could take them.
+        With `draw_size` groups without a place are CANCELLED once no group runs: no later batch could take them.
         """
         size = self.settings.batch_size
         if self.updating or self.step >= self.settings.last_step:

@@ -117,7 +117,7 @@ class ToolSession:
         return await self.shown(await self._answered(slot, "execute", arguments, execute), limit)
 
     async def shown(self, answer: ToolAnswer, limit: int | None = None) -> ToolAnswer:
-        """Cut an answer to what the model is shown of it (see `SharedTools.shown`)."""
+        """Cut an answer to the part that the model is shown (see `SharedTools.shown`)."""
         return await self._tools.shown(answer, limit, images=self._images)
 
     async def _answered(

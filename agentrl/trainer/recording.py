@@ -18,7 +18,7 @@ from agentrl.workers.roles import Workers
 
 
 class Records(StepObserver):
-    """Writes what an update made of each token, next to the trajectories that are recorded."""
+    """Writes an update's numbers of each token, next to the trajectories that are recorded."""
 
     def __init__(self, config: Config, workers: Workers, timed: Callable[[str], AbstractContextManager[None]]) -> None:
         self.config, self.workers, self.timed = config, workers, timed

@@ -275,7 +275,7 @@ class GRPOTrainer:
         self._asked.callbacks.append(one)
 
     def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
-        """Remove a callback, or the first one of a class, and return it; None where there is none."""
+        """Remove a callback, or the first one of a class, and return it; None where there is no such callback."""
         for one in self._asked.callbacks:
             if one is callback or (isinstance(callback, type) and isinstance(one, callback)):
                 self._asked.callbacks.remove(one)
@@ -412,7 +412,7 @@ def _check_config(args: object) -> None:
 
 
 def _check_processes(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError where the script was started as several processes, each of which would be a training."""
+    """Raise ConfigError where the script was started as several processes; each process would be a training."""
     size = environment.get("WORLD_SIZE", "1")
     if size.isdigit() and int(size) > 1:
         raise ConfigError(

@@ -214,7 +214,7 @@ class FSDPPolicy(Learner[TokenScores]):
             return self.log_probs(batch.with_fields(experts=None), frozenset()).logprobs
 
     def second(self, temperature: float, *, adapted: bool = True) -> Twice | None:
-        """Describe a second computation of log-probs, at this temperature; None where there is none.
+        """Describe a second computation of log-probs, at this temperature; None where it is not possible.
 
         adapted: with the adapters, and with gradients; else as the reference that has none.
         """
@@ -314,7 +314,7 @@ class FSDPCritic(Learner[torch.Tensor]):
             return forward_tokens(forward, batch, self.max_tokens, self.device, shares=self.shared_on is not None)
 
     def second(self) -> Twice | None:
-        """Describe a second computation of the values; None where there is none."""
+        """Describe a second computation of the values; None where it is not possible."""
         if not self.is_whole:
             return None
         plain = self._plain = self._plain or PlainModel(self.model.base)

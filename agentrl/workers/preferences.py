@@ -71,7 +71,7 @@ Compare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Compared]
 
 
 class PreferenceWorker(TuningWorker[Found_co]):
-    """One rank's part of a model that learns from preferences: from sequences of which the column side says how."""
+    """One rank's part of a model that learns from preferences: the column side says how it learns from a sequence."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Keys of `async_training.*`: rollouts that go on while the policy is updated."""
+"""Keys of `async_training.*`: rollouts that continue while the policy is updated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of what is checked at every step: `trainer.checks.*`."""
+"""Keys of the checks of every step: `trainer.checks.*`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Reaction = Literal["warn", "stop", "checkpoint_then_stop"]
 
 
 class UpdateChecksConfig(Section):
-    """`trainer.checks.*` of every training: observers of its updates, and what is done about what they find."""
+    """`trainer.checks.*` of every training: observers of its updates, and the reactions to their findings."""
 
     on_fault: Reaction = "warn"
     """Reaction to what cannot be in a sound run, such as a reward in the batch that is not the trajectory's: warn and
@@ -27,7 +27,7 @@ class UpdateChecksConfig(Section):
 
 
 class ChecksConfig(UpdateChecksConfig):
-    """`trainer.checks.*`: what must hold of every step, and what is done where it does not (docs/reliability.md)."""
+    """`trainer.checks.*`: conditions of every step, and the reactions where they do not hold (docs/reliability.md)."""
 
     trajectories: int = Field(16, ge=0)
     """Trajectories of each step and rollout worker whose record is read token by token; the other checks see all."""

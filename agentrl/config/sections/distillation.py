@@ -158,7 +158,7 @@ class DistillationConfig(Section):
 
     @property
     def is_privileged(self) -> bool:
-        """Say whether some teacher is shown what the policy is not."""
+        """Say whether some teacher sees text that the policy does not see."""
         return any(teacher.privileged is not None for _, teacher in self.teachers)
 
     @property
@@ -167,6 +167,6 @@ class DistillationConfig(Section):
         return bool(self.teachers) and (self.scope != "sampled" or self.use == "loss")
 
     def teacher_of(self, data_source: str) -> int:
-        """Return the index in `teachers` of the data source's teacher, -1 where it has none."""
+        """Return the index in `teachers` of the data source's teacher, -1 where it has no teacher."""
         fits = (index for index, (one, _) in enumerate(self.teachers) if fnmatch.fnmatchcase(data_source, one))
         return next(fits, -1)

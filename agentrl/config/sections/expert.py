@@ -14,7 +14,7 @@ GIVEN = OnlyWith("files")
 
 
 class ExpertConfig(Section):
-    """`expert.*`: what the assistant says in an expert's transcripts is learnt in each optimizer step, too."""
+    """`expert.*`: each optimizer step also learns the assistant's words in an expert's transcripts."""
 
     files: str | list[str] | None = None
     """Transcripts as `python -m agentrl.sft` reads them (docs/sft.md); null: none."""

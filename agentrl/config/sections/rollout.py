@@ -128,7 +128,7 @@ COMPACTS = OnlyWith("threshold")
 
 
 class CompactionConfig(Section):
-    """`actor_rollout_ref.rollout.multi_turn.compaction.*`: go on from a summary (docs/interactions.md)."""
+    """`actor_rollout_ref.rollout.multi_turn.compaction.*`: continue from a summary (docs/interactions.md)."""
 
     threshold: float | None = Field(None, gt=0, le=1)
     """Share of the window at which the policy is asked for a summary, from which a new transcript goes on; null: a

@@ -150,7 +150,7 @@ class WeightReceiver(Protocol):
         ...
 
     async def held_weights(self, timeout: float) -> str:
-        """Ask for the name of the weights that the server's half of delta weights last completed; empty: of none.
+        """Ask for the name of the weights that the server's half of delta weights last completed; empty: no weights.
 
         Raises RequestError with the reason where the server takes no delta weights (`agentrl.engines.servers.delta`).
         """

@@ -334,7 +334,7 @@ def add_chunk(stream: AnswerStream, chunk: Chunk, rid: str) -> None:
 
 
 def _unrepeated(meta: MetaInfo, before: int, ids: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
-    """Return the new tokens of a chunk, behind `before` others; spans give the total number.
+    """Return the new tokens of a chunk, after `before` others; spans give the total number.
 
     When a retracted, waiting request is aborted, its last token and all log-probs come again.
     """

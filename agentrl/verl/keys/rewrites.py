@@ -356,7 +356,7 @@ def clip_ratio(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def is_no_bound(value: JSON, values: Values) -> bool:
-    """Check whether a bound of the ratio stands beside two others."""
+    """Check whether a bound of the ratio stands next to two others."""
     sides = [values.get(f"{ACTOR}.clip_ratio_{side}") for side in ("low", "high")]
     return value is not None and None not in sides and sides != [value, value]
 
