@@ -42,7 +42,8 @@ jobs after an interruption, repeat the command.
 
 Folders of your own for the jobs are named by values: `'trainer.default_local_dir=out/${trainer.seed}'`. Of Hydra's own
 keys only `hydra.searchpath` is taken, which adds folders in which YAML files are searched. All others are refused, also
-in YAML, with the key that does their work here.
+in YAML, with the key that does their work here. In a command of verl's they have no effect, and a line says so.
+`hydra.job.chdir=false` and `hydra.output_subdir=null` ask for what happens anyway.
 
 The defaults below hold with data and a model of your own. Until you name others, `data.train_files` and
 `actor_rollout_ref.model.path` are `quickstart`. While one of them is `quickstart`, the values of its file hold instead:

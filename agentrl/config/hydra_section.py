@@ -24,6 +24,8 @@ INSTEAD = {
     "hydra.job.chdir": "the working directory stays, so that relative paths of the config mean the same everywhere",
 }
 """Replacements of Hydra's keys, by the beginnings of the keys."""
+ASKS_NOTHING: dict[str, JSON] = {"hydra.job.chdir": False, "hydra.output_subdir": None}
+"""Values that ask for no more than happens without them."""
 FILLED_IN = ("hydra.runtime.", "hydra.overrides.", "hydra.job.config_name", "hydra.job.override_dirname")
 """Beginnings of the keys that Hydra sets itself, over any YAML file."""
 
@@ -72,7 +74,8 @@ def faults_of_yaml(tree: DictConfig, default: DictConfig) -> list[str]:
     keys = [
         key
         for key, value in leaves(tree)
-        if (key, value) not in own.items() and not key.startswith((*FILLED_IN, *within))
+        if not any((key, value) in known.items() for known in (own, ASKS_NOTHING))
+        and not key.startswith((*FILLED_IN, *within))
     ]
     return [fault for key in [*groups, *keys] if (fault := refused(key)) is not None]
 

@@ -24,7 +24,15 @@ from pydantic.fields import FieldInfo
 from agentrl.config.checks import check, idle_keys
 from agentrl.config.command_line import CommandLine, parse_command_line
 from agentrl.config.dialect import DIALECT, Reading, advice, all_dialects, dialect_of
-from agentrl.config.hydra_section import SEARCHPATH, faults_of_yaml, is_of_hydra, quoted, read_override, refused
+from agentrl.config.hydra_section import (
+    ASKS_NOTHING,
+    SEARCHPATH,
+    faults_of_yaml,
+    is_of_hydra,
+    quoted,
+    read_override,
+    refused,
+)
 from agentrl.config.keys import (
     MISSING,
     all_keys,
@@ -200,7 +208,13 @@ def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
     searched, overrides, texts = read_overrides(command, schema)
     tree, own = compose_trees(searched, command.config_name, texts, schema)
     faults = [override.fault for override in overrides if override.fault is not None]
-    keys = keys_of(tree, own, overrides, schema, [*faults, *faults_of_yaml(tree, hydras_own())])
+    keys = keys_of(tree, own, overrides, schema, faults)
+    of_hydra = [override.unused for override in overrides if override.unused is not None]
+    of_hydra += faults_of_yaml(tree, hydras_own())
+    if keys.is_translated:  # a command of another trainer is to run as it is
+        say(of_hydra)
+    else:
+        keys = replace(keys, faults=[*keys.faults, *of_hydra])
     file = start_file(command, searched)
     is_runs = is_of_a_run(file)
     if not command.trust and (keys.is_whole or is_runs):
@@ -450,6 +464,8 @@ class Override:
     deletes: str | None = None
     """The key or section that goes back to its default."""
     fault: str | None = None
+    unused: str | None = None
+    """Why a key of Hydra's own has no effect."""
 
     @staticmethod
     def parse(text: str, searched: Sequence[Path], schema: type[Section]) -> Override:
@@ -470,8 +486,8 @@ class Override:
                 + advice(f"{key}@{override.package}")
             )
         if is_of_hydra(override):
-            fault = refused(key)
-            return Override(key, None if fault is not None else text, fault=fault)
+            unused = None if (key, override.value()) in ASKS_NOTHING.items() else refused(key)
+            return Override(key, text if key == SEARCHPATH else None, unused=unused)
         deletes = override.is_delete()
         is_group = any((place / key).is_dir() for place in searched)
         if is_group and (deletes or "/" in key or isinstance(override.value(), str | list)):

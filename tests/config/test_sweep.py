@@ -106,6 +106,23 @@ def test_flags_that_do_not_go_together(words: list[str], capsys: pytest.CaptureF
     assert (ended.value.code == 2 and "leave out" in (said := capsys.readouterr().err)) or "give that, too" in said
 
 
+def test_values_of_hydras_keys_that_ask_for_nothing_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("defaults: [train, _self_]\nhydra: {output_subdir: null}\n")
+    given = [MODEL, "hydra.job.chdir=false", "hydra.output_subdir=null"]
+    assert load_config(["--config-path", str(tmp_path), "--config-name", "job", *given]) == load_config([MODEL])
+
+
+def test_a_command_of_verl_runs_with_hydras_folders_and_says_that_they_have_no_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer, _self_]\nhydra: {sweep: {dir: there}}\n")
+    words = ["--config-path", str(tmp_path), "--config-name", "mine", MODEL, "actor_rollout_ref.rollout.name=embedded"]
+    plain = load_config([*words, "data.train_files=a.parquet"])
+    caplog.clear()
+    assert load_config([*words, "data.train_files=a.parquet", "hydra.run.dir=here"]) == plain
+    assert all(f"{key} has no effect here: {RUN}" in caplog.text for key in ("hydra.run.dir", "hydra.sweep.dir"))
+
+
 OTHER = {
     "hydra.mode": "MULTIRUN",
     "hydra.sweeper.max_batch_size": 2,
