@@ -12,8 +12,10 @@ from agentrl.chat import Chat
 from tests.chat import templates
 from tests.chat.test_coverage import FIRST_ONLY
 from tests.chat.vocabularies import QWEN, save_tokenizer
+from tests.naming import Names, assert_names
 from tests.openai_api.conftest import Open, scripted
-from tests.openai_api.test_dialects import RESULT, USED, USER
+from tests.openai_api.programs import USER
+from tests.openai_api.test_dialects import RESULT, USED
 from tests.openai_api.test_record import recorded, said
 
 BEGUN = {"role": "assistant", "content": "Once"}
@@ -81,19 +83,19 @@ async def test_a_format_holds_for_the_whole_answer(chat: Chat) -> None:
         ([USER, USED], "text alone"),
         ([USER, {"role": "assistant", "content": []}], "text alone"),
         ([USER, {"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]}], "text alone"),
-        ([USER, {"role": "assistant", "content": "Once "}], "ends with no blank"),
+        ([USER, {"role": "assistant", "content": "Once "}], "no blank"),
         ([USER, USED, {"role": "user", "content": [RESULT]}, {"role": "assistant", "content": "\n"}], "no blank"),
     ],
 )
 async def test_what_cannot_be_continued_is_refused(
-    chat: Chat, caplog: pytest.LogCaptureFixture, messages: list[Any], problem: str
+    chat: Chat, caplog: pytest.LogCaptureFixture, messages: list[Any], problem: Names
 ) -> None:
     async with scripted(chat, []) as (service, _), service.session() as open:
         for path in ("messages", "messages/count_tokens"):
             answer = await post(open, messages, path)
             assert answer.status_code == 400
             message = answer.json()["error"]["message"]
-            assert problem in message and f"messages[{len(messages) - 1}].content" in message
+            assert_names(message, problem, f"messages[{len(messages) - 1}].content")
         assert open.trajectory.metrics == dict.fromkeys(("openai_bad_requests", BY_CAUSE), 2)
     assert caplog.text.count("a request of an agent (POST v1/messages) was refused") == 1
 

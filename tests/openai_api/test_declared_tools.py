@@ -13,7 +13,7 @@ from tests.agent_loop.conftest import call
 from tests.chat import templates
 from tests.chat.vocabularies import QWEN, save_tokenizer
 from tests.openai_api.conftest import scripted
-from tests.openai_api.test_dialects import FUNCTION, MessagesProgram, ResponsesProgram
+from tests.openai_api.programs import FUNCTION, MessagesProgram, ResponsesProgram
 from tests.openai_api.test_record import recorded, said
 
 PLAIN = {"type": "function", **FUNCTION}

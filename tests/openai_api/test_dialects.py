@@ -1,10 +1,10 @@
-"""Responses and Messages as recorded programs speak them: one record, streams, what is refused, and in which words."""
+"""What Responses and Messages alone have: answers by id, items by reference, counted tokens, and their errors."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,274 +12,18 @@ import pytest
 
 from agentrl.chat import Chat
 from agentrl.openai_api.responses import ENCRYPTED
-from agentrl.tool import ToolSchema
 from tests.agent_loop.conftest import call
-from tests.openai_api.conftest import ADD, Open, scripted
-from tests.openai_api.test_record import QUESTION, recorded, said
-
-TOOL: ToolSchema = ADD  # type: ignore[assignment]
-FUNCTION: dict[str, Any] = ADD["function"]  # type: ignore[assignment]
-SYSTEM = "Use tools."
-THOUGHT = "<think>\nTwo and three.\n</think>\n\n"
-BROKEN = '<tool_call>\n{"name": "add", "arguments": [2}\n</tool_call>'
-
-
-def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
-    """Read a stream; the name of each event is its type."""
-    found = []
-    for block in answer.text.split("\n\n"):
-        lines = [line for line in block.splitlines() if not line.startswith(":")]
-        if lines:
-            name, data = (line.partition(": ")[2] for line in lines)
-            found.append(json.loads(data))
-            assert found[-1]["type"] == name
-    return found
-
-
-class Program:
-    """A program that keeps its conversation in the form of its API, and sends all of it each time."""
-
-    path: str
-
-    def __init__(self, open: Open, *, stream: bool = False, **more: Any) -> None:
-        self.url = f"{open.base_url.removesuffix('/v1')}/{self.path}"
-        self.stream, self.more = stream, more
-        self.history: list[Any] = []
-        self.last: dict[str, Any] = {}
-
-    async def post(self, body: dict[str, Any]) -> httpx.Response:
-        async with httpx.AsyncClient(timeout=60) as client:
-            return await client.post(self.url, json=body)
-
-    async def ask(self) -> list[tuple[str, str, Any]]:
-        """Send the conversation, keep the answer: (id, name, arguments) of its calls."""
-        answer = await self.post({**self.body(), "stream": self.stream, **self.more})
-        assert answer.status_code == 200, answer.text
-        self.last = self.put_together(events_of(answer)) if self.stream else answer.json()
-        return self.keep()
-
-    def body(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def put_together(self, events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Join the events of a stream."""
-        raise NotImplementedError
-
-    def keep(self) -> list[tuple[str, str, Any]]:
-        raise NotImplementedError
-
-    def say(self, text: str) -> None:
-        raise NotImplementedError
-
-    def give(self, results: Sequence[tuple[str, str]]) -> None:
-        """Keep the answers to calls: (id, text)."""
-        raise NotImplementedError
-
-
-class MessagesProgram(Program):
-    """Content blocks, as Claude Code keeps them."""
-
-    path = "v1/messages"
-
-    def body(self) -> dict[str, Any]:
-        tool = {"name": "add", "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}
-        system = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]
-        return {"model": "m", "max_tokens": 200, "system": system, "tools": [tool], "messages": self.history}
-
-    def put_together(self, events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        message: dict[str, Any] = {}
-        written = ""
-        for event in events:
-            match event["type"]:
-                case "message_start":
-                    message = event["message"]
-                case "content_block_start":
-                    assert event["index"] == len(message["content"])
-                    message["content"].append(event["content_block"])
-                    written = ""
-                case "content_block_delta":
-                    block, delta = message["content"][event["index"]], event["delta"]
-                    if delta["type"] == "input_json_delta":
-                        written += delta["partial_json"]
-                    else:
-                        field = delta["type"].removesuffix("_delta")
-                        block[field] += delta[field]
-                case "content_block_stop":
-                    block = message["content"][event["index"]]
-                    if block["type"] == "tool_use":
-                        block["input"] = json.loads(written)
-                case "message_delta":
-                    message |= event["delta"]
-                    message["usage"] = event["usage"]
-        assert events[-1]["type"] == "message_stop"
-        return message
-
-    def keep(self) -> list[tuple[str, str, Any]]:
-        self.history.append({"role": "assistant", "content": self.last["content"]})
-        return [(b["id"], b["name"], b["input"]) for b in self.last["content"] if b["type"] == "tool_use"]
-
-    def say(self, text: str) -> None:
-        self.history.append({"role": "user", "content": [{"type": "text", "text": text}]})
-
-    def give(self, results: Sequence[tuple[str, str]]) -> None:
-        blocks = [
-            {"type": "tool_result", "tool_use_id": id, "content": [{"type": "text", "text": text}]}
-            for id, text in results
-        ]
-        self.history.append({"role": "user", "content": blocks})
-
-
-class ResponsesProgram(Program):
-    """Items, as Codex keeps them: nothing is stored at the endpoint."""
-
-    path = "v1/responses"
-
-    def body(self) -> dict[str, Any]:
-        tool = {"type": "function", "strict": False, **FUNCTION}
-        asked = {"store": False, "include": [ENCRYPTED], "parallel_tool_calls": True, "reasoning": {"effort": "low"}}
-        return {"model": "m", "instructions": SYSTEM, "tools": [tool], "input": self.history, **asked}
-
-    def put_together(self, events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        assert [event["sequence_number"] for event in events] == list(range(len(events)))
-        items: list[dict[str, Any]] = []
-        for event in events:
-            kind = event["type"]
-            if kind == "response.output_item.added":
-                assert event["output_index"] == len(items)
-                items.append(event["item"])
-            elif kind == "response.content_part.added":
-                items[event["output_index"]]["content"].append(event["part"])
-            elif kind in ("response.output_text.delta", "response.reasoning_text.delta"):
-                items[event["output_index"]]["content"][event["content_index"]]["text"] += event["delta"]
-            elif kind == "response.function_call_arguments.delta":
-                items[event["output_index"]]["arguments"] += event["delta"]
-            elif kind == "response.custom_tool_call_input.delta":
-                items[event["output_index"]]["input"] += event["delta"]
-            elif kind == "response.output_item.done":
-                for known_at_the_end in {"status", "encrypted_content"} & event["item"].keys():
-                    items[event["output_index"]][known_at_the_end] = event["item"][known_at_the_end]
-                assert items[event["output_index"]] == event["item"]
-        whole: dict[str, Any] = events[-1]["response"]
-        assert whole["output"] == items and events[-1]["type"] == f"response.{whole['status']}"
-        return whole
-
-    def keep(self) -> list[tuple[str, str, Any]]:
-        kept = [dict(item) for item in self.last["output"]]
-        for item in kept:
-            if item["type"] == "reasoning":
-                del item["content"]  # Codex sends back what is encrypted.
-        self.history += kept
-        return [(i["call_id"], i["name"], i["arguments"]) for i in kept if i["type"] == "function_call"]
-
-    def say(self, text: str) -> None:
-        content = [{"type": "input_text", "text": text}]
-        self.history.append({"type": "message", "role": "user", "content": content})
-
-    def give(self, results: Sequence[tuple[str, str]]) -> None:
-        self.history += [{"type": "function_call_output", "call_id": id, "output": text} for id, text in results]
-
-
-PROGRAMS = pytest.mark.parametrize("program", [MessagesProgram, ResponsesProgram])
-STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-TURNS = [
-    THOUGHT + "I add.\n" + call("add", a=2, b=3),
-    call("add", a=1.0, b=10**17 + 1) + "\n" + call("add", a=2, b=2),
-    BROKEN,
-    call("add", a=-0.0, b=1e300),
-    "five é \U0001f600 " + "word " * 60,
-] * 4
-"""What the policy says: reasoning, text beside calls, parallel calls, numbers, a broken call, plain text."""
-
-
-@PROGRAMS
-@STREAMS
-async def test_twenty_turns_are_one_transcript_of_exact_ids(chat: Chat, program: type[Program], stream: bool) -> None:
-    limits = {"max_model_len": 8192, "max_response_tokens": 8000, "max_assistant_turns": 30}
-    async with scripted(chat, [*TURNS, "#### 5"], **limits) as (service, engine):  # noqa: SIM117 (more than a line)
-        async with service.session() as open:
-            agent = program(open, stream=stream)
-            agent.say(str(QUESTION["content"]))
-            for _ in TURNS:
-                calls = await agent.ask()
-                # A program whose numbers are doubles, as JavaScript's.
-                agent.history = json.loads(json.dumps(agent.history), parse_int=float, parse_float=float)
-                if calls:
-                    agent.give([(id, "5") for id, _, _ in calls])
-                else:
-                    agent.say("Go on.")
-            assert await agent.ask() == []
-            (transcript,) = open.trajectory.transcripts
-            assert recorded(open.trajectory) == said(engine)
-            (turns,) = engine.said.values()
-            (prompts,) = engine.prompts.values()
-            for prompt, ids in zip(prompts, turns, strict=True):
-                assert transcript.ids[: len(prompt) + len(ids)] == prompt + ids
-            assert prompts[0] == chat.render([{"role": "system", "content": SYSTEM}, QUESTION], [TOOL])
-            records = [record for turn in open.trajectory.turns for record in turn.calls]
-            assert len(records) == 20 and all(record.response == "5" for record in records)
-
-
-@PROGRAMS
-@pytest.mark.parametrize("text", [*TURNS[:5], "", THOUGHT + "So."])
-async def test_a_stream_says_what_a_whole_answer_says(chat: Chat, program: type[Program], text: str) -> None:
-    answers: list[Any] = []
-    for stream in (False, True):
-        async with scripted(chat, [text]) as (service, _), service.session() as open:
-            agent = program(open, stream=stream)
-            agent.say("Hi")
-            await agent.ask()
-            known = {"id", "created_at", "content", "output", "usage"}
-            answers.append({name: value for name, value in agent.last.items() if name not in known})
-            spoken = json.dumps(agent.last.get("content", agent.last.get("output")))
-            answers.append(spoken.replace(agent.last["id"].partition("_")[2], "ID"))
-            answers.append(agent.last["usage"])
-    assert answers[:3] == answers[3:]
-
-
-@PROGRAMS
-async def test_a_sub_agent_and_a_shortened_history_have_transcripts_of_their_own(
-    chat: Chat, program: type[Program]
-) -> None:
-    texts = [f"said {number}" for number in range(6)]
-    async with scripted(chat, texts) as (service, engine):  # noqa: SIM117
-        async with service.session() as open:
-            main, sub = program(open), program(open)
-            main.say("Solve it.")
-            sub.say("Look it up.")
-            for agent in (main, sub, main, sub):
-                await agent.ask()
-                agent.say("More.")
-            main.history = main.history[:1]
-            main.say("A summary of what was said.")
-            await main.ask()
-            main.say("And?")
-            await main.ask()
-            assert [len(turns) for turns in engine.said.values()] == [2, 2, 2]
-            assert recorded(open.trajectory) == said(engine)
-
-
-@PROGRAMS
-async def test_a_program_that_drops_its_reasoning_continues_in_a_transcript_without_it(
-    chat: Chat, program: type[Program]
-) -> None:
-    """The policy sees what a server would show it that renders what it is sent; the next call continues there."""
-    async with scripted(chat, [THOUGHT + "I add.", "#### 5", "Yes."]) as (service, engine), service.session() as open:
-        agent = program(open)
-        agent.say("Hi")
-        await agent.ask()
-        turn = agent.history[-1]
-        if "content" in turn and isinstance(turn["content"], list):
-            kept = [block for block in turn["content"] if block["type"] != "thinking"]
-            agent.history[-1] = {**turn, "content": kept}
-        agent.history = [item for item in agent.history if item.get("type") != "reasoning"]
-        agent.say("And?")
-        await agent.ask()
-        agent.say("Sure?")
-        await agent.ask()
-        assert [len(turns) for turns in engine.said.values()] == [1, 2]
-        assert recorded(open.trajectory) == said(engine)
-        assert "Two and three." not in chat.decode(open.trajectory.transcripts[1].ids)
-        assert open.trajectory.metrics["openai_reasoning_left_out"] == 1
+from tests.openai_api.conftest import scripted
+from tests.openai_api.programs import (
+    FUNCTION,
+    THOUGHT,
+    TURNS,
+    USER,
+    MessagesProgram,
+    Program,
+    ResponsesProgram,
+)
+from tests.openai_api.test_record import recorded, said
 
 
 async def test_an_answer_is_continued_by_its_id(chat: Chat) -> None:
@@ -370,7 +114,6 @@ async def test_why_a_message_ended(chat: Chat, text: str, more: dict[str, Any], 
         assert (agent.last["stop_reason"], agent.last["stop_sequence"]) == reasons
 
 
-USER = {"role": "user", "content": "Hi"}
 USED: dict[str, Any] = {
     "role": "assistant",
     "content": [{"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}}],

@@ -18,7 +18,7 @@ from agentrl.openai_api.request import ChatRequest
 from agentrl.openai_api.wire import Reading
 from benchmarks.fields_page import page
 from tests.openai_api.conftest import ADD, scripted
-from tests.openai_api.test_dialects import FUNCTION, USER
+from tests.openai_api.programs import FUNCTION, USER
 
 PAGE = Path(__file__).parents[2] / "docs" / "openai_fields.md"
 BY_API = {dialect.api: dialect for dialect in DIALECTS.values()}

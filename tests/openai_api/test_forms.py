@@ -12,20 +12,9 @@ import pytest
 
 from agentrl.chat import Chat
 from tests.agent_loop.conftest import call
-from tests.openai_api.conftest import ADD, Open, scripted
-from tests.openai_api.test_dialects import (
-    CALLED,
-    FUNCTION,
-    ITEM,
-    OUTPUT,
-    RESULT,
-    TURNS,
-    USED,
-    USER,
-    MessagesProgram,
-    ResponsesProgram,
-    events_of,
-)
+from tests.openai_api.conftest import ADD, scripted
+from tests.openai_api.programs import FUNCTION, TURNS, USER, MessagesProgram, ResponsesProgram, events_of
+from tests.openai_api.test_dialects import CALLED, ITEM, OUTPUT, RESULT, USED
 from tests.openai_api.test_request import ANSWERED, CLIENTS, SAID, WRONG, without
 from tests.openai_api.test_request import CALLED as CHAT_CALLED
 
@@ -346,12 +335,12 @@ class Api:
         whole = {**self.least, **changes}
         return {name: value for name, value in whole.items() if value is not None or name not in self.least}
 
-    def whole(self, open: Open, answer: httpx.Response) -> dict[str, Any]:
+    def whole(self, answer: httpx.Response) -> dict[str, Any]:
         """Join the events of a stream."""
         if self.path == "messages":
-            return MessagesProgram(open).put_together(events_of(answer))
+            return MessagesProgram.put_together(events_of(answer.content))
         if self.path == "responses":
-            return ResponsesProgram(open).put_together(events_of(answer))
+            return ResponsesProgram.put_together(events_of(answer.content))
         return joined(answer)
 
 
@@ -421,7 +410,7 @@ async def test_a_form_is_answered_streamed_as_whole_or_refused_in_the_apis_words
                     body = {**api.body(changes), "stream": stream}
                     answer = await client.post(f"{open.base_url}/{api.path}", json=body)
                     assert answer.status_code == 200, (changes, answer.text)
-                    whole = answer.json() if not stream else api.whole(open, answer)
+                    whole = answer.json() if not stream else api.whole(answer)
                     if api is CHAT and "usage" not in whole:
                         answers[0].pop("usage")
                     answers.append(comparable(whole))

@@ -18,7 +18,8 @@ from agentrl.openai_api import endpoint as endpoint_module
 from agentrl.trajectory import Status
 from tests import framing
 from tests.openai_api.conftest import ADD, Open, embedded, scripted
-from tests.openai_api.test_record import QUESTION, SCRIPT
+from tests.openai_api.programs import QUESTION
+from tests.openai_api.test_record import SCRIPT
 from tests.waiting import until
 
 SHORT: dict[str, Any] = {"max_tokens": 12}

@@ -15,8 +15,10 @@ from agentrl.openai_api.images import as_sent, read_image
 from agentrl.trajectory import Message, Status
 from agentrl.trajectory.picture import Picture, image_part, png
 from tests.agent_loop.conftest import call
+from tests.naming import assert_names
 from tests.openai_api.conftest import ADD, Open, scripted
-from tests.openai_api.test_dialects import ODD, TOOL
+from tests.openai_api.programs import TOOL
+from tests.openai_api.test_dialects import ODD
 from tests.openai_api.test_record import recorded, said
 from tests.vision.tiny import encoded, make_tiny_vision_policy
 
@@ -175,7 +177,7 @@ async def test_a_model_without_images_says_so(chat: Chat, path: str) -> None:
     async with scripted(chat, []) as (service, _), service.session() as open:
         answer = await post(open, path, [("user", "Hi", url(FILES[0]))])
         assert answer.status_code == 400
-        assert "takes text only" in answer.json()["error"]["message"]
+        assert_names(answer.json()["error"]["message"], "text only")
         assert not open.trajectory.transcripts
 
 

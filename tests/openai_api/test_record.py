@@ -15,9 +15,9 @@ from agentrl.tool import ErrorKind
 from agentrl.trajectory import Message, Status, Trajectory, Transcript
 from tests.agent_loop.conftest import call
 from tests.agent_loop.scripted_engine import ScriptedEngine
+from tests.naming import naming
 from tests.openai_api.conftest import ADD, Open, scripted, serve
-
-QUESTION: Message = {"role": "user", "content": "What is 2 + 3?"}
+from tests.openai_api.programs import QUESTION
 
 
 def sampled(transcript: Transcript) -> list[int]:
@@ -150,24 +150,6 @@ async def test_other_tools_open_a_new_transcript(chat: Chat) -> None:
         assert [turn.transcript for turn in open.trajectory.turns] == [0, 1, 0, 0]
 
 
-async def test_sub_agents_take_turns_and_each_keeps_its_transcript(chat: Chat) -> None:
-    async with (
-        scripted(chat, lambda session, turn: f"{session} says {turn}") as (service, engine),
-        service.session() as open,
-    ):
-        talks: list[list[Any]] = [[{"role": "user", "content": f"You are agent {i}"}] for i in range(3)]
-        for turn in range(2):
-            for index, talk in enumerate(talks):
-                reply = (await open.say(talk)).choices[0].message
-                assert reply.content == f"s1.{index} says {turn}"
-                talk += [reply, {"role": "user", "content": "more"}]
-        assert len(open.trajectory.transcripts) == 3
-        for index, transcript in enumerate(open.trajectory.transcripts):
-            assert sampled(transcript) == [t for ids in engine.said[f"s1.{index}"] for t in ids]
-        await open.session.episode.count_drift()
-        assert open.trajectory.metrics["drift/clean"] == 1.0
-
-
 async def test_calls_at_the_same_place_at_once_are_samples_of_their_own(chat: Chat) -> None:
     async with (
         scripted(chat, lambda session, turn: f"{session} {turn}") as (service, engine),
@@ -282,7 +264,7 @@ async def test_an_answer_cut_by_the_budget_ends_in_length(chat: Chat) -> None:
 
 async def test_a_prompt_that_can_never_fit(chat: Chat) -> None:
     async with scripted(chat, ["x"], max_model_len=20) as (service, _), service.session() as open:
-        with pytest.raises(openai.BadRequestError, match="context length is 20"):
+        with naming(openai.BadRequestError, "context length", "20"):
             await open.say([{"role": "user", "content": "word " * 40}])
         assert open.trajectory.transcripts == []
         assert open.session.ending is Status.LENGTH

@@ -22,7 +22,7 @@ from agentrl.trajectory import Message
 from tests.agent_loop.conftest import call
 from tests.agent_loop.scripted_engine import ScriptedEngine
 from tests.openai_api.conftest import Open, scripted
-from tests.openai_api.test_dialects import BROKEN, THOUGHT, MessagesProgram, ResponsesProgram
+from tests.openai_api.programs import BROKEN, THOUGHT, MessagesProgram, ResponsesProgram
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 REMINDER = "<system-reminder>\nNotes of the project: none.\n</system-reminder>"
@@ -119,7 +119,8 @@ class Codex(ResponsesProgram):
             "client_metadata": {"originator": "codex"},
         }
 
-    def put_together(self, events: Any) -> dict[str, Any]:
+    @staticmethod
+    def put_together(events: Any) -> dict[str, Any]:
         (last,) = [event for event in events if event["type"] in ("response.completed", "response.incomplete")]
         done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
         assert last["response"]["output"] == done, "Codex keeps the items that are done"

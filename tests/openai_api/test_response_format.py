@@ -12,7 +12,8 @@ from agentrl.chat import Chat
 from agentrl.trajectory import Status
 from tests.agent_loop.conftest import call
 from tests.openai_api.conftest import ADD, scripted
-from tests.openai_api.test_record import QUESTION, recorded, said
+from tests.openai_api.programs import QUESTION
+from tests.openai_api.test_record import recorded, said
 
 CALL = call("add", a=2, b=3)
 OBJECT = {"type": "json_object"}

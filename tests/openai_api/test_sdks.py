@@ -21,8 +21,8 @@ from benchmarks.packages import install
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_docs import blocks
 from tests.openai_api.conftest import Open, scripted
-from tests.openai_api.test_dialects import TURNS
-from tests.openai_api.test_record import QUESTION, recorded, said
+from tests.openai_api.programs import QUESTION, TURNS
+from tests.openai_api.test_record import recorded, said
 
 PACKAGES = ("anthropic==2.14.0", "openai==3.57.0", "openai-agents==0.24.0")
 ANTHROPIC = """

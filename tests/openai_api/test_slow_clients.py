@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from agentrl.chat import Chat
+from tests.naming import naming
 from tests.openai_api.conftest import Open, Service, scripted
-from tests.openai_api.test_delivery import APIS, USER, read_until, request
+from tests.openai_api.programs import PROGRAMS, USER, Program, events_of, read_until, request
 from tests.openai_api.test_record import recorded, said
-from tests.openai_api.test_streams import texts_of
 from tests.waiting import until
 
 MANY = {"max_model_len": 120_000, "max_response_tokens": 110_000}
@@ -62,12 +62,12 @@ def spied(open: Open) -> list[Any]:
     return calls
 
 
-@pytest.mark.parametrize("path", APIS)
-async def test_a_client_that_reads_byte_by_byte_and_leaves(chat: Chat, path: str) -> None:
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_a_client_that_reads_byte_by_byte_and_leaves(chat: Chat, program: type[Program]) -> None:
     """Of a piece that it read in part nothing stays, and no more than it was sent."""
 
     def act(url: str) -> bytes:
-        with request(url, {**APIS[path][0], "stream": True}) as connection:
+        with request(url, {**program.least, "stream": True}) as connection:
             seen = b""
             while len(seen) < 1500:
                 seen += connection.recv(1)
@@ -76,19 +76,19 @@ async def test_a_client_that_reads_byte_by_byte_and_leaves(chat: Chat, path: str
     async with scripted(chat, lambda session, turn: TEXT, **MANY) as (service, engine):
         paced(engine)
         async with service.session() as open:
-            await asyncio.to_thread(act, f"{open.base_url}/{path}")
+            await asyncio.to_thread(act, program.url_of(open))
             await until(lambda: not open.session._tasks)
         ((ids,),) = engine.said.values()
         assert open.trajectory.num_sampled < len(ids)
         assert not open.trajectory.num_sampled or TEXT.startswith(kept(chat, open))
 
 
-@pytest.mark.parametrize("path", APIS)
-async def test_a_client_that_ends_its_side_has_left(chat: Chat, path: str) -> None:
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_a_client_that_ends_its_side_has_left(chat: Chat, program: type[Program]) -> None:
     """As uvicorn holds it. What it still reads begins with what is recorded."""
 
     def act(url: str) -> bytes:
-        with request(url, {**APIS[path][0], "stream": True}) as connection:
+        with request(url, {**program.least, "stream": True}) as connection:
             seen = read_until(connection, b"one", 65536)
             connection.shutdown(socket.SHUT_WR)
             while piece := connection.recv(65536):
@@ -98,9 +98,9 @@ async def test_a_client_that_ends_its_side_has_left(chat: Chat, path: str) -> No
     async with scripted(chat, lambda session, turn: TEXT, **MANY) as (service, engine):
         paced(engine)
         async with service.session() as open:
-            seen = await asyncio.to_thread(act, f"{open.base_url}/{path}")
+            seen = await asyncio.to_thread(act, program.url_of(open))
             await until(lambda: not open.session._tasks)
-        assert kept(chat, open) and texts_of(path, seen)[1].startswith(kept(chat, open))
+        assert kept(chat, open) and program.texts_of(events_of(seen))[1].startswith(kept(chat, open))
         ((ids,),) = engine.said.values()
         assert open.trajectory.num_sampled < len(ids), "sampling ended"
 
@@ -141,6 +141,6 @@ async def after_one(stream: Any) -> Any:
 
 async def test_several_answers_at_once_are_refused_in_a_stream_too(chat: Chat) -> None:
     async with scripted(chat, ["a"]) as (service, engine), service.session() as open:
-        with pytest.raises(Exception, match="n=2 is not supported"):
+        with naming(Exception, "n=2"):
             await open.say([USER], stream=True, n=2)
         assert not engine.said

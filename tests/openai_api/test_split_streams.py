@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from agentrl.chat import Chat
 from tests.agent_loop.conftest import call
 from tests.openai_api.conftest import ADD, scripted
-from tests.openai_api.test_dialects import FUNCTION, MessagesProgram, ResponsesProgram, events_of
+from tests.openai_api.programs import FUNCTION, ChatProgram, MessagesProgram, Program, ResponsesProgram, events_of
 from tests.openai_api.test_record import recorded, said
 
 PARTS = [
@@ -33,10 +31,10 @@ PARTS = [
     ),
     *("ST", "STO", "STOP", "<", "<tool", "<tool_call", "</think", "<|", "{", "}", '{"name": "add"', "```"),
 ]
-TOOLS: dict[str, list[Any]] = {
-    "chat/completions": [ADD],
-    "responses": [{"type": "function", "strict": False, **FUNCTION}],
-    "messages": [{"name": "add", "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}],
+TOOLS: dict[type[Program], list[Any]] = {
+    ChatProgram: [ADD],
+    ResponsesProgram: [{"type": "function", "strict": False, **FUNCTION}],
+    MessagesProgram: [{"name": "add", "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}],
 }
 
 
@@ -73,46 +71,6 @@ def turn_of(rng: random.Random) -> str:
     )
 
 
-def joined(path: str, answer: httpx.Response) -> dict[str, Any]:
-    """Put a streamed answer together from its pieces."""
-    if path == "responses":
-        return ResponsesProgram.put_together(None, events_of(answer))  # type: ignore[arg-type]
-    if path == "messages":
-        return MessagesProgram.put_together(None, events_of(answer))  # type: ignore[arg-type]
-    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: {")]
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    found: dict[str, Any] = {"message": message, "finish_reason": None, "usage": None}
-    for chunk in map(json.loads, lines):
-        assert "error" not in chunk, chunk
-        found["usage"] = chunk.get("usage") or found["usage"]
-        for choice in chunk["choices"]:
-            found["finish_reason"] = choice["finish_reason"] or found["finish_reason"]
-            delta = choice["delta"]
-            message["content"] += delta.get("content") or ""
-            if thought := delta.get("reasoning_content"):
-                message["reasoning_content"] = message.get("reasoning_content", "") + thought
-            for one in delta.get("tool_calls", ()):
-                index = one.pop("index")
-                if "id" in one:
-                    message.setdefault("tool_calls", []).append(one)
-                else:
-                    message["tool_calls"][index]["function"]["arguments"] += one["function"]["arguments"]
-    return found
-
-
-def plain(path: str, whole: dict[str, Any]) -> dict[str, Any]:
-    """Bring an answer that was not streamed into the form of `joined`."""
-    if path != "chat/completions":
-        return whole
-    (choice,) = whole["choices"]
-    message = {name: value for name, value in choice["message"].items() if name != "refusal"}
-    return {
-        "message": {**message, "content": message["content"] or ""},
-        "finish_reason": choice["finish_reason"],
-        "usage": whole["usage"],
-    }
-
-
 def without_ids(value: Any) -> Any:
     if isinstance(value, dict):
         hidden = ("id", "created_at", "signature", "created", "completed_at")
@@ -120,36 +78,37 @@ def without_ids(value: Any) -> Any:
     return [without_ids(one) for one in value] if isinstance(value, list) else value
 
 
-def body_of(path: str, seed: int) -> dict[str, Any]:
+def body_of(program: type[Program], seed: int) -> dict[str, Any]:
     """Ask in a manner of the seed."""
     rng = random.Random(-seed - 1)
-    body: dict[str, Any] = {"input" if path == "responses" else "messages": [{"role": "user", "content": "Hi"}]}
+    body = dict(program.least)
     if rng.random() < 0.7:
-        body["tools"] = TOOLS[path]
-    if rng.random() < 0.4 and path != "responses":
-        body["stop_sequences" if path == "messages" else "stop"] = ["STOP", "one", "\n\n\n"]
+        body["tools"] = TOOLS[program]
+    if rng.random() < 0.4 and program is not ResponsesProgram:
+        body["stop_sequences" if program is MessagesProgram else "stop"] = ["STOP", "one", "\n\n\n"]
     most = rng.choice((600, 600, rng.randrange(1, 60)))
-    return body | {"max_output_tokens" if path == "responses" else "max_tokens": most}
+    return body | {"max_output_tokens" if program is ResponsesProgram else "max_tokens": most}
 
 
 @pytest.mark.slice(2, "hostile")
 @pytest.mark.parametrize("first", range(0, 400, 20))
-@pytest.mark.parametrize("path", TOOLS)
-async def test_a_stream_says_what_the_whole_answer_says(chat: Chat, path: str, first: int) -> None:
+@pytest.mark.parametrize("program", TOOLS)
+async def test_a_stream_says_what_the_whole_answer_says(chat: Chat, program: type[Program], first: int) -> None:
     limits = {"max_model_len": 4096, "max_response_tokens": 3000}
     turn = ""
     async with scripted(chat, lambda session, number: turn, **limits) as (service, engine):
         for seed in range(first, first + 20):
-            turn, body, answers = turn_of(random.Random(seed)), body_of(path, seed), list[Any]()
+            turn, body, answers = turn_of(random.Random(seed)), body_of(program, seed), list[Any]()
             engine.chat = SimpleNamespace(tokenizer=Splitting(chat, seed), stop_token_ids=chat.stop_token_ids)
             for stream in (False, True):
-                options = {"stream_options": {"include_usage": True}} if stream and path == "chat/completions" else {}
+                options = {"stream_options": {"include_usage": True}} if stream and program is ChatProgram else {}
                 engine.pieces, engine.most_between = random.Random(seed), 0.001 * stream
                 engine.said.clear()
                 async with service.session() as open:
-                    url = f"{open.base_url}/{path}"
+                    url = program.url_of(open)
                     answer = await open.client._client.post(url, json={**body, **options, "stream": stream})
                     assert answer.status_code == 200, answer.text
                 assert recorded(open.trajectory) == said(engine)
-                answers.append(without_ids(joined(path, answer) if stream else plain(path, answer.json())))
+                found = program.put_together(events_of(answer.content)) if stream else program.whole(answer.json())
+                answers.append(without_ids(found))
             assert answers[1] == answers[0], f"seed {seed}: {turn!r}, {body}"

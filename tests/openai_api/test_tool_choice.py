@@ -12,9 +12,11 @@ import pytest
 from agentrl.chat import Chat
 from agentrl.trajectory import Status
 from tests.agent_loop.conftest import call
+from tests.naming import naming
 from tests.openai_api.conftest import ADD, embedded, scripted
+from tests.openai_api.programs import QUESTION
 from tests.openai_api.test_http import streamed
-from tests.openai_api.test_record import QUESTION, recorded, said
+from tests.openai_api.test_record import recorded, said
 
 CALL = call("add", a=2, b=3)
 NAMED = {"type": "function", "function": {"name": "add"}}
@@ -129,6 +131,6 @@ async def test_a_real_policys_tries_are_samples_of_their_own(chat: Chat, tiny_di
 async def test_a_format_that_reads_no_calls_cannot_be_made_to_call(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     async with scripted(chat, ["x"]) as (service, engine), service.session() as open:
         monkeypatch.setattr(chat.format, "parses_tools", False)
-        with pytest.raises(openai.BadRequestError, match="reads no tool calls") as told:
+        with naming(openai.BadRequestError, "no tool calls") as told:
             await open.say([QUESTION], tools=[ADD], tool_choice="required")
         assert told.value.param == "tool_choice" and engine.prompts == {}
