@@ -27,6 +27,7 @@ from agentrl.system.registry import configured
 from agentrl.workers.preferences import auc
 from benchmarks.training.kto_trl import CASES, make_policy, ours, write_rows
 from tests.e2e.test_resume import numbers
+from tests.naming import Names, assert_names, naming
 from tests.test_sft import CALCULATOR, TOOLS, transcript
 
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("recorded_kto.json").read_text())
@@ -172,8 +173,8 @@ def test_a_policy_learns_from_thumbs(policy: Path, tmp_path: Path, capsys: pytes
             more = [f"trainer.default_local_dir={tmp_path / name}", "trainer.save_freq=3"]
             assert main([*run, *more, f"trainer.total_training_steps={total}"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "4 good and 3 bad conversations to learn from" in said
-    assert "1 rows of" in said and "say neither good nor bad" in said
+    assert_names(said, "4 good", "3 bad")
+    assert_names(said, "1 rows", "good", "bad")
     assert "warning: good rows" not in said, "4 to 3 is balanced"
     (first, *whole), (_, *parts) = numbers(tmp_path / "whole"), numbers(tmp_path / "parts")
     assert [line["preferences/loss"] for line in parts] == [line["preferences/loss"] for line in whole]
@@ -230,20 +231,20 @@ def test_what_says_neither_good_nor_bad_is_refused(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["data.feedback_threshold=2"], "found 0 good and 7 bad. kto learns what sets them apart"),
-        (["data.train_batch_size=1"], "data.train_batch_size=1: kto needs 2 or more"),
-        (["trains=reward_model"], "loss=kto has no effect: it needs trains=policy"),
-        (["loss=sigmoid"], "expected pairs (chosen, rejected), found conversations with a column feedback"),
-        (["loss=sigmoid", "data.feedback_key=x"], "data.feedback_key=x has no effect: it needs loss=kto or apo_zero_"),
+        (["data.feedback_threshold=2"], ("found 0", "7 bad")),
+        (["data.train_batch_size=1"], "data.train_batch_size=1"),
+        (["trains=reward_model"], ("loss=kto", "trains=policy", "no effect")),
+        (["loss=sigmoid"], "column feedback"),
+        (["loss=sigmoid", "data.feedback_key=x"], ("data.feedback_key=x", "loss=kto", "apo_zero_", "no effect")),
         (["loss_options.undesirable_weight=-1"], "undesirable_weight"),
     ],
 )
 def test_a_run_that_cannot_learn_ends_at_once(
-    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: Names
 ) -> None:
     run = [f"data.train_files={logged(tmp_path)}", f"model.path={policy}", *RUN, *words]
     assert main([*run, f"trainer.default_local_dir={tmp_path / 'run'}"]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert_names(" ".join(capsys.readouterr().err.split()), said)
 
 
 def test_a_loss_of_ones_own_declares_what_it_learns_from(tmp_path: Path) -> None:
@@ -263,7 +264,7 @@ def test_online_dpo_takes_losses_of_pairs_alone() -> None:
     from agentrl.algorithms.estimators.online_dpo import OnlineDpoOptions, online_dpo
 
     estimator = cast(Callable[..., object], online_dpo)
-    with pytest.raises(ConfigError, match=r"algorithm\.adv_options\.loss=kto: expected a loss of pairs"):
+    with naming(ConfigError, "algorithm.adv_options.loss=kto"):
         estimator(type("Columns", (), {"ref_logprobs": torch.zeros(1)})(), None, OnlineDpoOptions(loss="kto"))
 
 
@@ -273,7 +274,7 @@ def test_words_and_numbers_of_feedback() -> None:
     assert [feedback_of(one, "x") for one in ("down", "thumbs-down", "bad", "dislike", False)] == [-1] * 5
     assert feedback_of(None, "x") is feedback_of("", "x") is None and len(WORDS) == 8
     for one in ("0.5", math.nan, -math.inf):
-        with pytest.raises(Unfit, match=r"column x: expected a finite number, .*, or null, found "):
+        with naming(Unfit, "column x"):
             feedback_of(one, "x")
 
 

@@ -39,6 +39,7 @@ from tests.chat.templates import HERMES
 from tests.chat.turn_ends import ENDINGS, load_chat
 from tests.chat.vocabularies import QWEN, save_tokenizer
 from tests.e2e.test_resume import numbers
+from tests.naming import assert_names, naming
 
 CALCULATOR: ToolSchema = {
     "type": "function",
@@ -168,7 +169,7 @@ def test_a_template_that_loses_text_is_told_before_a_model_is_loaded(
     told = " ".join(capsys.readouterr().err.split())
     assert "loses text" in told
     assert "role 'tool'" in told
-    assert "Set multi_turn.format (format in SFT) to the model's own family" in told
+    assert_names(told, "multi_turn.format", "SFT")
     assert not (tmp_path / "run").exists()
 
 
@@ -204,8 +205,8 @@ def test_a_step_that_is_not_finite_is_skipped_and_too_many_end_the_run(
     assert third["sft/loss"] < first["sft/loss"]
     assert main([*run, "trainer.total_training_steps=20"]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"step {8 + MAX_SKIPPED - 1 - 3}: the loss is nan" in said
-    assert f"It is the {MAX_SKIPPED}th training step in a row in which nothing was learnt" in said
+    assert_names(said, f"step {8 + MAX_SKIPPED - 1 - 3}")
+    assert_names(said, f"{MAX_SKIPPED}th")
 
 
 def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_been(
@@ -243,7 +244,7 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_been(
     assert weights[0] == weights[1]
 
     assert run("parts", 6, "trainer.save_freq=3") == 0
-    assert "step_000006 is of step 6, and this run ends at step 6: there is nothing left" in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, "step_000006")
     shutil.rmtree(tmp_path / "parts" / "policy")  # as if it had been killed before its export
     assert run("parts", 6, "trainer.save_freq=3") == 0
     assert (tmp_path / "parts" / "policy" / "model.safetensors").read_bytes() == weights[0]
@@ -301,7 +302,7 @@ def test_a_dead_worker_costs_what_came_after_the_checkpoint(
         monkeypatch.setattr(SupervisedWorker, "update", update)
         train_sft(config("disturbed", max_worker_restarts=1, save_freq=2), display)
         assert numbers(tmp_path / "disturbed") == numbers(tmp_path / "undisturbed")
-        with pytest.raises(WorkerDied, match="Start the same command again"):
+        with naming(WorkerDied, "same command"):
             deaths.append(1)
             train_sft(config("given up"), display)
 
@@ -347,7 +348,7 @@ def test_overlong_transcripts(chat: Chat, tmp_path: Path) -> None:
         load_transcripts(data, data_config(max_length=120), chat)
     kept = load_transcripts(data, data_config(max_length=120, truncation="skip"), chat)
     assert (len(kept.samples), kept.too_long) == (2, 1)
-    with pytest.raises(DataError, match=r"no transcript in .*: all 3 are longer than max_length=5"):
+    with naming(DataError, "max_length=5"):
         load_transcripts(data, data_config(max_length=5, truncation="skip"), chat)
 
 

@@ -25,6 +25,7 @@ from agentrl.openai_api.endpoint import Endpoint
 from agentrl.trajectory import Status, Trajectory
 from tests.agent_loop.conftest import Bench, sample
 from tests.agent_loop.scripted_engine import Script
+from tests.naming import Names, assert_names, naming
 from tests.waiting import until
 
 SAMPLE = sample("openai_proxy")
@@ -190,7 +191,8 @@ async def test_a_pool_that_cannot_start_ends_the_run_after_few_starts(run: Any, 
     with pytest.raises(CodeError) as told:
         await run(right, options, n=12)
     wanted = {"sys.exit(3)": "status 3", "gone": "/no/such/agent"}.get(ending, "KeyError: 'key'")
-    assert "without a result between" in str(told.value) and wanted in str(told.value)
+    assert_names(told.value, "result")
+    assert wanted in str(told.value)
     assert ending == "gone" or starts(tmp_path) == 3
 
 
@@ -311,7 +313,7 @@ async def _some(lines: httpx.Response, count: int) -> AsyncIterator[str]:
 async def test_a_port_that_another_run_has_is_an_error_that_names_its_key(remote: AgentOptions) -> None:
     first, second = (Endpoint(remote.host, remote.port) for _ in range(2))
     await first.start()
-    with pytest.raises(ConfigError, match=rf"openai_proxy.port={remote.port}: Address already in use"):
+    with naming(ConfigError, f"openai_proxy.port={remote.port}"):
         await second.start()
     await first.close()
 
@@ -319,20 +321,20 @@ async def test_a_port_that_another_run_has_is_an_error_that_names_its_key(remote
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start": "pool"}, "start=pool: set openai_proxy.command, and not openai_proxy.target"),
-        ({"start": "pool", "target": "a:b"}, "start=pool: set openai_proxy.command, and not openai_proxy.target"),
-        ({"start": "function", "command": ["a"]}, "start=function: set openai_proxy.target"),
-        ({"start": "process", "target": "a:b"}, "start=process: set openai_proxy.command"),
-        ({"start": "remote", "command": ["a"]}, "set neither target nor command"),
-        ({"start": "remote", "port": 1}, "set openai_proxy.token_env and openai_proxy.port"),
-        ({"start": "remote", "port": 1, "token_env": "NONE_SUCH"}, "environment variable NONE_SUCH, found nothing"),
-        ({"start": "remote", "port": 1, "token_env": "SHORT"}, "at least 16 .*found 3 characters"),
-        ({"start": "pol"}, "unknown starter of agents 'pol'; did you mean 'pool'"),
+        ({"start": "pool"}, ("start=pool", "openai_proxy.command", "openai_proxy.target")),
+        ({"start": "pool", "target": "a:b"}, ("start=pool", "openai_proxy.command", "openai_proxy.target")),
+        ({"start": "function", "command": ["a"]}, ("start=function", "openai_proxy.target")),
+        ({"start": "process", "target": "a:b"}, ("start=process", "openai_proxy.command")),
+        ({"start": "remote", "command": ["a"]}, ("target", "command")),
+        ({"start": "remote", "port": 1}, ("openai_proxy.token_env", "openai_proxy.port")),
+        ({"start": "remote", "port": 1, "token_env": "NONE_SUCH"}, "NONE_SUCH"),
+        ({"start": "remote", "port": 1, "token_env": "SHORT"}, "found 3"),
+        ({"start": "pol"}, ("'pol'", "'pool'", "unknown")),
     ],
 )
 def test_a_start_that_cannot_work_is_refused(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: Names
 ) -> None:
     monkeypatch.setenv("SHORT", "abc")
-    with pytest.raises(ConfigError, match=message):
+    with naming(ConfigError, message):
         OpenAIProxyLoop(AgentOptions(**options)).check()

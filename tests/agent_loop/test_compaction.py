@@ -15,6 +15,7 @@ from agentrl.config.sections.rollout import CompactionConfig
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Status, Trajectory
 from tests.agent_loop.conftest import Bench, call, sample
+from tests.naming import naming
 
 MakeBench = Callable[..., Bench]
 RULES = Compaction(0.6, 1, 60, train_summary=True, request="Sum up.")
@@ -173,5 +174,5 @@ def test_the_request_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     mine = Compaction.from_config(CompactionConfig(threshold=0.5, prompt_file="mine.txt"))
     assert mine is not None and mine.request == "What happened?"
     (tmp_path / "mine.txt").write_text(" \n")
-    with pytest.raises(ConfigError, match=r"mine.txt: the file is empty"):
+    with naming(ConfigError, "mine.txt", "empty"):
         Compaction.from_config(CompactionConfig(threshold=0.5, prompt_file="mine.txt"))

@@ -19,6 +19,7 @@ from agentrl.errors import CodeError, DataError, InfrastructureError
 from agentrl.trajectory import Status
 from tests.agent_loop.conftest import Bench, sample
 from tests.agent_loop.test_environments import harbor_task, played
+from tests.naming import naming
 
 RUNS = "from pathlib import Path\nPath('ran').touch()\n"
 REACHED = "def reached(*args, **kwargs):\n    raise ValueError('reached')\n"
@@ -186,5 +187,5 @@ async def test_a_refused_row_is_left_out_with_the_command_that_makes_rows(
         assert (one.status, one.score) == (Status.FAILED, None)
         assert "its module is 'evil', and the entry's is 'mine'. Make the rows again: python -m" in str(one.failure)
     other = row(entry="another", index=0, seed=7, data={})
-    with pytest.raises(DataError, match=r"made for 'another', and not for env\. .* --config FILE --name env --out DIR"):
+    with naming(DataError, "'another'", "--config", "FILE", "--name", "--out", "DIR"):
         EnvironmentLoop(options).first_prompt(other, [])

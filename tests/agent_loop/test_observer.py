@@ -27,6 +27,7 @@ from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Status, Trajectory, Turn
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.config.loading import load
+from tests.naming import assert_names, naming
 
 MakeBench = Callable[..., Bench]
 KEY = "actor_rollout_ref.rollout.agent.observers"
@@ -107,7 +108,8 @@ async def test_an_observers_error_ends_the_run_or_is_told_once(bench: MakeBench,
         await b.run(sample(row=7), n=3)
     text = str(told.value)
     assert text.startswith(f"turn observer (tests.agent_loop.test_observer.Failing.{fails}): {type(error).__name__}: ")
-    assert __file__ in text and "test.parquet, row 7 (the first is 0), trajectory t/1" in text
+    assert_names(text, "test.parquet", "row 7", "t/1")
+    assert __file__ in text
     assert "on_code_error=count" in text
 
     observer = Failing(fails, error)
@@ -199,7 +201,7 @@ def test_one_that_cannot_be_made_is_told_with_its_place(tmp_path: Path) -> None:
     def made(name: str) -> Any:
         return Observers.load([f"{tmp_path}/seeing.py:{name}"], tmp_path, {}, print)
 
-    with pytest.raises(ConfigError, match=r"seeing.py:Late.on_turn must be a plain function \(`def`\)"):
+    with naming(ConfigError, "seeing.py:Late.on_turn", "(`def`)"):
         made("Late")
     with pytest.raises(CodeError, match=r"turn observer \(seeing.Broken\): AttributeError.*\n.*seeing.py:6"):
         made("Broken")
@@ -263,7 +265,7 @@ def test_one_is_given_its_options(tmp_path: Path) -> None:
     observers = Observers.load(agent.observers, tmp_path, agent.observer_options, print)
     observers.on_turn(Trajectory("t", 0, "", ""), Turn("user", "", 0, 0, 0))
     assert (tmp_path / "a.txt").exists() and observers.take_error("t") is None
-    with pytest.raises(ConfigError, match=r"observer_options\..*Writing: unknown key 'fil'; did you mean 'file'"):
+    with naming(ConfigError, "observer_options", "key 'fil'", "'file'", "unknown"):
         load(f"{KEY}=['{name}']", f"{OPTIONS}={{'{name}': {{fil: a.txt}}}}")
-    with pytest.raises(ConfigError, match=r"observer_options\.other has no effect: .*observers= does not name it"):
+    with naming(ConfigError, "observer_options.other", "observers=", "no effect"):
         load(f"{OPTIONS}={{other: {{file: a.txt}}}}")

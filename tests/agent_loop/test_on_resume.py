@@ -31,6 +31,7 @@ from agentrl.verl.tools import BaseTool
 from agentrl.verl.tools import ToolResponse as VerlResponse
 from interactions.gsm8k import Gsm8kInteraction
 from tests.agent_loop.conftest import Bench, call, sample
+from tests.naming import naming
 from tests.sandbox.servers import Server
 from tests.system.test_call_journal import live
 from tests.tools.test_code_interpreter import configured
@@ -372,9 +373,7 @@ def test_the_earlier_name_works_in_classes_and_files(tmp_path: Path, monkeypatch
     (tmp_path / "tools.yaml").write_text(
         "tools: [{function: earlier.plain, config: {after_kill: calls, on_resume: none}}]"
     )
-    with pytest.raises(
-        ConfigError, match=r"tools\[0\] \(earlier.plain\): `after_kill` and `on_resume` are the same key"
-    ):
+    with naming(ConfigError, "tools[0]", "(earlier.plain)", "`after_kill`", "`on_resume`"):
         ToolSet.from_yaml(tmp_path / "tools.yaml")
 
 

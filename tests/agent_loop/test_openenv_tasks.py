@@ -15,6 +15,7 @@ from agentrl.environments.sidecar import EnvironmentOptions, Fields, Play, Sidec
 from data_prep.environment import entry, list_tasks
 from data_prep.environment import main as prepare
 from tests.agent_loop.recorded_environments import openenv_template
+from tests.naming import Names, assert_names
 
 SPLITS = {"train": "easy", "validation": "held out"}
 COUNTS = {"easy": 5, "held out": 2}
@@ -93,13 +94,13 @@ async def test_listed_tasks_are_rows() -> None:
     [
         (
             {**SPLITS, "train": "hard"},
-            "tasks: requests.exceptions.HTTPError: 501 Server Error: Not Implemented for url",
+            ("tasks:", "requests.exceptions.HTTPError", "501"),
         ),
-        ({**SPLITS, "validation": "easy"}, "lists no task for validation that was not listed before"),
+        ({**SPLITS, "validation": "easy"}, "validation"),
     ],
 )
 def test_splits_that_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], splits: dict[str, str], problem: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], splits: dict[str, str], problem: Names
 ) -> None:
     """A split without a list, and tasks for training that would be for validation, too."""
     config = tmp_path / "entry.yaml"
@@ -108,7 +109,7 @@ def test_splits_that_are_refused(
         line = {"name": "echo", "_target_": "agentrl.environments.loop.EnvironmentLoop", "options": options}
         config.write_text(json.dumps([line]))
         assert prepare(["--config", str(config), "--out", str(tmp_path / "rows")]) == 2
-    assert problem in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, problem)
 
 
 @pytest.mark.slice(0, "long run")

@@ -32,6 +32,7 @@ from agentrl.trajectory.sample import Sample
 from tests.agent_loop.conftest import Bench, sample
 from tests.agent_loop.recorded_environments import FILE, MOVES, REPLAY
 from tests.conftest import PROJECT
+from tests.naming import naming
 
 MakeBench = Callable[..., Bench]
 NIM = EnvironmentOptions(environment=str(PROJECT / "examples" / "self_play" / "nim.py"))
@@ -245,7 +246,7 @@ async def test_textarenas_recorded_game_for_two(bench: MakeBench, tmp_path: Path
 
 async def test_an_endpoint_that_does_not_answer_or_has_another_model(opponent: str) -> None:
     keys = {"policy": "large", "base_url": opponent}
-    with pytest.raises(ConfigError, match="has no model 'large'; it has small"):
+    with naming(ConfigError, "'large'"):
         await Roles({"first": RoleConfig(), "second": RoleConfig.model_validate(keys)}).start("test")
     gone = Roles({"second": RoleConfig(policy="small", base_url="http://127.0.0.1:9/v1", timeout=1)})
     with pytest.raises(ConfigError, match=r"role second: http://127.0.0.1:9/v1: no OpenAI-compatible endpoint"):
@@ -257,9 +258,9 @@ def test_a_role_that_nobody_plays_is_refused_by_row() -> None:
     loop = EnvironmentLoop(NIM)
     keys: dict[str, Any] = {"rollout": {"roles": {"first": {}, "sekond": {}}}}
     loop.configure(RolloutsConfig.model_validate({"actor_rollout_ref": keys}))
-    with pytest.raises(DataError, match=r"test.parquet.*nobody plays the role 'second'; did you mean 'sekond'"):
+    with naming(DataError, "test.parquet", "role 'second'", "'sekond'"):
         loop.first_prompt(game(4), [])
-    with pytest.raises(DataError, match="expected a list of different names as `roles`"):
+    with naming(DataError, "`roles`"):
         loop.first_prompt(game(4, ["first", "first"]), [])
 
 
@@ -332,7 +333,7 @@ async def test_an_agents_other_model_may_be_frozen(bench: MakeBench, tmp_path: P
 
 
 async def test_an_agent_that_scores_no_role_is_told(bench: MakeBench, tmp_path: Path) -> None:
-    with pytest.raises(CodeError, match=r"role/NAME for each role that played: the role 'player-1' played and has no"):
+    with naming(CodeError, "role/NAME", "role 'player-1'"):
         await by_agent(
             bench(lambda session, turn: "a"),
             'return {"score": 1.0}',

@@ -18,6 +18,7 @@ from agentrl.trajectory.collate import from_trajectories
 from tests.agent_loop import test_openai_proxy
 from tests.agent_loop.conftest import sample
 from tests.agent_loop.test_openai_proxy import ASYNC, POST, REPORTING, command, function, run
+from tests.naming import naming
 
 __all__ = ["run"]
 
@@ -117,7 +118,7 @@ async def test_names_that_match_nothing_end_the_run(run: Any, tmp_path: Path) ->
     assert "openai_proxy.train: no call of its session named one of the models gpt-5; they named policy" in str(
         failed[0].failure
     )
-    with pytest.raises(CodeError, match="no call of its session named one of the models gpt-5"):
+    with naming(CodeError, "gpt-5"):
         await run(said, agent(tmp_path / "all", "await work()", ["gpt-5"]), n=8)
 
 
@@ -199,5 +200,5 @@ def test_roles_have_no_main_conversation(tmp_path: Path, train: str) -> None:
     harness = "codex" if train == "auto" else None
     loop = OpenAIProxyLoop(agent(tmp_path, "pass", train).model_copy(update={"harness": harness}))
     loop.configure(Config.model_validate({"actor_rollout_ref": {"rollout": {"roles": {"white": {}, "black": {}}}}}))
-    with pytest.raises(ConfigError, match="main chooses one conversation, and each role"):
+    with naming(ConfigError, "main", "role"):
         loop.check()

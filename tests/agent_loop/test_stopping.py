@@ -20,6 +20,7 @@ from agentrl.errors import CodeError, ConfigError
 from agentrl.trajectory import Status, Trajectory
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.conftest import PROJECT
+from tests.naming import naming
 from tests.openai_api.conftest import scripted
 
 MakeBench = Callable[..., Bench]
@@ -126,12 +127,12 @@ async def test_an_error_of_a_condition_ends_the_run_and_names_it(
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match=f"{STOP_CONDITIONS.key}: unknown stop condition 'nswer_tag'"):
+    with naming(ConfigError, STOP_CONDITIONS.key, "'nswer_tag'", "unknown"):
         load_stop_conditions(["nswer_tag"])
 
 
 def test_options_that_no_key_gives_are_refused(mine: Callable[..., object], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{STOP_CONDITIONS.key}=.*: a stop condition has no options"):
+    with naming(ConfigError, f"{STOP_CONDITIONS.key}="):
         load_config([f"{STOP_CONDITIONS.key}={tmp_path}/mine.py:with_options"])
 
 
@@ -144,6 +145,6 @@ async def test_an_agent_is_refused_after_it(chat: Chat, mine: Callable[..., tupl
         talk += [{"role": "assistant", "content": first.content}, {"role": "user", "content": "b"}]
         assert (await s.say(talk)).choices[0].message.content == "stop"
         assert s.session.ending is Status.ABORTED
-        with pytest.raises(openai.BadRequestError, match="A stop condition of the run has ended this session"):
+        with naming(openai.BadRequestError, "stop condition"):
             await s.say([*talk, {"role": "assistant", "content": "stop"}, {"role": "user", "content": "c"}])
         assert s.session.ending is Status.ABORTED and len(s.trajectory.turns) == 3

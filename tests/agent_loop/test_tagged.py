@@ -14,6 +14,7 @@ from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Status
 from tests.agent_loop.conftest import Bench, sample
 from tests.agent_loop.test_tool_agent import check_record, sampled_runs
+from tests.naming import naming
 
 MakeBench = Callable[..., Bench]
 ROW: dict[str, Any] = {"data_source": "nq", "ground_truth": {"target": ["Paris"]}}
@@ -218,7 +219,7 @@ def test_a_prompt_that_explains_the_tags_is_taken_as_it_is() -> None:
 
 
 def test_a_loop_without_its_tool_is_an_error(chat: Chat) -> None:
-    with pytest.raises(ConfigError, match=r"'search' with the argument 'query'; configured are code_interpreter"):
+    with naming(ConfigError, "'search'", "argument 'query'", "code_interpreter"):
         SearchR1Loop().first_prompt(sample(), ToolSet.from_tools([code_interpreter]).schemas)
 
 

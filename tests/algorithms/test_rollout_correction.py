@@ -23,6 +23,7 @@ from agentrl.config.sections.algorithm import PolicyLossConfig, RolloutCorrectio
 from agentrl.observe.gap_alarm import GapAlarm
 from agentrl.trajectory.batch import RaggedBatch, split_by_tokens
 from tests.algorithms.batches import LOSS_OPTIONS, algorithm, batches
+from tests.naming import Names, naming
 
 # Two sequences: ratios 2, tool, 1/4 and 1.1, 1.2, 1, tool. Tool tokens hold what must not count.
 RATIOS = [2.0, math.nan, 0.25, 1.1, 1.2, 1.0, math.inf]
@@ -292,16 +293,16 @@ def test_every_loss_is_corrected_alike_however_it_is_cut(
 @pytest.mark.parametrize(
     ("reject", "said"),
     [
-        ({"token": 2}, r"token expects \[lower, upper\] bounds"),
-        ({"sequence": [2, 0.5]}, r"sequence expects \[lower, upper\]"),
-        ({"geometric": [0, 2]}, r"geometric expects \[lower, upper\]"),
-        ({"veto": [0.1, 2]}, "veto expects one number above 0"),
-        ({"seq_mean_k3": -1}, "seq_mean_k3 expects one number above 0"),
-        ({"seq_max_k1": 2}, "should be 'token'"),
+        ({"token": 2}, "[lower, upper]"),
+        ({"sequence": [2, 0.5]}, "[lower, upper]"),
+        ({"geometric": [0, 2]}, "[lower, upper]"),
+        ({"veto": [0.1, 2]}, "veto"),
+        ({"seq_mean_k3": -1}, "seq_mean_k3"),
+        ({"seq_max_k1": 2}, "'token'"),
     ],
 )
-def test_bounds_that_mean_nothing_are_refused(reject: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_bounds_that_mean_nothing_are_refused(reject: dict[str, Any], said: Names) -> None:
+    with naming(ValidationError, said):
         keys(reject=reject)
 
 

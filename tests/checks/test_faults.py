@@ -41,6 +41,7 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.sample import Sample
 from agentrl.workers.policy import PolicyWorker
 from agentrl.workers.reference import ReferenceWorker
+from tests.naming import assert_names
 from tests.runs import Overrides
 
 Inject = Callable[[pytest.MonkeyPatch], None]
@@ -494,7 +495,7 @@ def test_an_injected_fault_is_named_within_one_step(
     for one in found:
         assert one["severity"] in ("fault", "sign") and one["what"] and one["where"] and one["why"] and one["action"]
     said = " ".join(capsys.readouterr().out.split())
-    assert "alarms, all of them in" in said
+    assert_names(said, "alarms")
 
 
 def test_a_wrong_version_ends_the_run(
@@ -504,7 +505,7 @@ def test_a_wrong_version_ends_the_run(
     wrong_version(monkeypatch)
     assert main(small_run("data.val_files=null", "trainer.total_training_steps=3", "trainer.save_freq=-1")) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "its engine says that a token is of version 1; expected 2 to 2, which were served" in said
+    assert_names(said, "version 1")
 
 
 @pytest.mark.parametrize(("reaction", "checkpoints"), [("stop", []), ("checkpoint_then_stop", ["step_000002"])])
@@ -520,6 +521,6 @@ def test_a_run_stops_at_an_injected_fault_where_it_is_asked_to(
     keys = ("data.val_files=null", "trainer.save_freq=-1", f"trainer.checks.on_fault={reaction}")
     assert main(small_run(*keys)) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "step 2: rewards: its tokens are paid" in said and "alarms.jsonl" in said
+    assert_names(said, "step 2", "alarms.jsonl")
     folder = tmp_path / "run" / "checkpoints"
     assert sorted(path.name for path in folder.glob("step_*")) == checkpoints

@@ -29,6 +29,7 @@ from agentrl.openai_api.agents import AgentOptions
 from tests.containers.conftest import LINE, names, need_containers
 from tests.containers.test_sessions import COMMAND, WRITES, mine, todo
 from tests.harnesses.conftest import Harnessed
+from tests.naming import Names, assert_names, naming
 from tests.small_disk import small_disk_in
 from tests.waiting import until
 
@@ -44,7 +45,7 @@ def script(file: Path, text: str) -> list[str]:
 @pytest.mark.parametrize("said", ["Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", ""])
 def test_a_client_whose_daemon_does_not_answer(tmp_path: Path, said: str) -> None:
     line = script(tmp_path / "docker", f"echo Client:; echo '{said}' >&2; exit 1")
-    with pytest.raises(ConfigError, match=r"docker info`: .*apt-get install podman runc.*container\.command_line"):
+    with naming(ConfigError, "docker info", "apt-get", "container.command_line"):
         agent_container.build(AgentOptions(command=COMMAND, container={"command_line": line, "image": "x"}))
 
 
@@ -74,7 +75,7 @@ def test_a_call_that_a_stop_cuts_off_leaves_no_pipe_to_the_collector(
 def test_no_command_line_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path / "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"podman: not on PATH; `docker info`: Cannot connect to the daemon"):
+    with naming(ConfigError, "podman:", "PATH", "`docker info`"):
         agent_container.build(AgentOptions(command=COMMAND, container={"image": "x"}))
 
 
@@ -113,14 +114,14 @@ def test_a_starter_that_hands_over_no_sockets_needs_a_network(tmp_path: Path) ->
     ("given", "said"),
     [
         ({"container": {"user": "root"}}, "1000:1000"),
-        ({"container": {"network": "bridge"}}, "none, host, or a list"),
+        ({"container": {"network": "bridge"}}, "none, host"),
         ({"container": {"network": ["https://pypi.org"]}}, "pypi.org:443"),
-        ({"container": {"workdir": "testbed"}}, "an absolute path"),
-        ({"container": {"workdir": "/a:/b"}}, "an absolute path"),
+        ({"container": {"workdir": "testbed"}}, "absolute path"),
+        ({"container": {"workdir": "/a:/b"}}, "absolute path"),
     ],
 )
-def test_values_of_another_form(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_values_of_another_form(given: dict[str, Any], said: Names) -> None:
+    with naming(ValidationError, said):
         OpenAIProxyConfig.model_validate(given)
 
 
@@ -163,9 +164,9 @@ def refused(options: AgentOptions) -> str:
 
 def test_an_image_that_is_not_there(options: Options) -> None:
     said = refused(options({"image": "localhost/nothing:1"}, command=COMMAND))
-    assert "container.image=localhost/nothing:1" in said and "podman --runtime runc pull localhost/nothing:1" in said
+    assert_names(said, "container.image=localhost/nothing:1", "--runtime", "localhost/nothing:1")
     said = refused(options({"image": "/no/folder"}, command=COMMAND))
-    assert "container.image=/no/folder" in said and "no such folder" in said
+    assert_names(said, "container.image=/no/folder", "no such folder")
 
 
 def test_an_image_of_another_machine(options: Options, images: Callable[..., str]) -> None:

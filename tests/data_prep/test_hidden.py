@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import PROJECT
+from tests.naming import assert_names
 
 
 def test_the_command_of_the_page_works_next_to_a_file_that_hides_it(tmp_path: Path) -> None:
@@ -22,6 +23,7 @@ def test_the_command_of_the_page_works_next_to_a_file_that_hides_it(tmp_path: Pa
         )
 
     hidden = run(words[1:])
-    assert hidden.returncode == 1 and "__path__ attribute not found on 'data_prep'" in hidden.stderr
+    assert_names(hidden.stderr, "__path__", "'data_prep'")
+    assert hidden.returncode == 1
     found = run(words)
     assert found.returncode == 0 and "--source" in found.stdout

@@ -17,6 +17,7 @@ from data_prep.log_rows import main
 from data_prep.traces import SCHEMA
 from data_prep.traces import main as traces
 from tests.data_prep.test_trace_sessions import call
+from tests.naming import assert_names
 from tests.offline.test_rescoring import Judge, judge, numbers
 from tests.runs import refused
 
@@ -154,7 +155,7 @@ def test_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     )
     assert [contents(one) for one in made(source)] == [["fine"], ["fine, too"]]
     said = capsys.readouterr().out
-    assert "8 conversations; feedback: 4 above 0, 1 not above it, 1 without any" in said
+    assert_names(said, "8 conversations", "4 above")
     for number, reason in (
         (1, "all answers are disliked, so a reward needs a judge (--judge)"),
         (2, "no answer is liked or disliked by most"),
@@ -163,7 +164,7 @@ def test_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (5, "no assistant's turn is asked for"),
         (7, "another schema of the tool weather than most prompts have"),
     ):
-        assert f"left out: 1, the first at {source}, row {number} (the first is 0): {reason}" in said
+        assert_names(said, source, f"row {number}", reason)
 
 
 def test_logs_of_calls_become_rows(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_held_out_prompts_are_not_trained_on(tmp_path: Path, capsys: pytest.Capt
     assert [contents(one) for one in made(source, "--held-out", str(held_out))] == [["a"]]
     (kept,) = pq.read_table(tmp_path / "out" / "held_out.parquet").to_pylist()
     assert (contents(kept), truth(kept)) == (["b"], (["3"], []))
-    assert f"the same prompt is in {held_out}" in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, held_out)
 
 
 def test_tools_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +198,7 @@ def test_tools_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (found,) = made(source, "--tools", str(tmp_path / "my.yaml"))
     assert contents(found) == ["a"] and "tools_kwargs" not in found
     assert not (tmp_path / "out" / "tools.yaml").exists()
-    assert "--tools has no tool lookup" in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, "--tools")
 
 
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +214,7 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row(asks("a"), says("1"), feedback="great"), row(asks("b"), says("2"), feedback="thumbs_up")]
     words.write_text("".join(json.dumps(one) + "\n" for one in rows))
     assert [contents(one) for one in made(words)] == [["b"]]
-    assert f"{words}, row 0 (the first is 0), column feedback" in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, words, "row 0", "column feedback")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["train.parquet"]
 
 

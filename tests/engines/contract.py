@@ -27,6 +27,7 @@ from agentrl.engines.contract import (
 from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.weights import Weights
 from agentrl.trajectory import VersionSpan
+from tests.naming import naming
 
 MAX_MODEL_LEN = 3968  # less than the model of the tests, so that a job can need more
 MAX_NUM_SEQS = 16
@@ -494,7 +495,7 @@ class EngineContract:
             for number in range(3)
         ]
         await self.until_running(sharp, 3)
-        with pytest.raises(EngineError, match=r"running; pause with mode abort or retract"):
+        with naming(EngineError, "running", "abort", "retract"):
             await sharp.sleep()
         await sharp.pause("retract")
         await sharp.sleep()

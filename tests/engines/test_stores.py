@@ -10,6 +10,7 @@ import torch
 
 from agentrl.engines.embedded.cache import CacheFull, KVRows, Memory, Session, Store
 from agentrl.engines.embedded.pages import PAGE, PagedRows, PagePool
+from tests.naming import naming
 
 SHAPES = [(2, 4, 4), (1, 8, 6)]
 BYTES = (2 * 8 + 14) * 4  # of a token in two layers, in float32
@@ -86,7 +87,7 @@ class TestStore:
         limit = 40 * PAGE * BYTES
         one, other = make(limit)
         sessions = [Session(f"{i}") for i in range(80)]
-        with pytest.raises(CacheFull, match="do not fit into the 0 MiB they may take"):
+        with naming(CacheFull, "MiB"):
             for session in sessions:
                 one.place(session)
                 one.extend([session], [PAGE])

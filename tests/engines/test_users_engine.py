@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.train import main
+from tests.naming import Names, assert_names
 from tests.runs import Overrides
 
 ENGINE = """
@@ -53,21 +54,22 @@ def test_log_probs_of_0_are_an_alarm_whatever_the_bounds_of_the_gap(
     [
         (
             "replace(found, logprobs=None)",
-            "logprobs of its Generation must be a list, a log-prob for each id; found None",
+            ("Generation", "log-prob", "found None"),
         ),
-        ("replace(found, logprobs=[None] * len(found.ids))", "logprobs of its Generation must be numbers, found None"),
+        ("replace(found, logprobs=[None] * len(found.ids))", ("Generation", "found None")),
         (
             "replace(found, versions=0)",
-            "versions of its Generation must be a list, spans of the ids by version; found 0",
+            ("Generation", "found 0"),
         ),
-        ("replace(found, ids=tuple(found.ids))", "ids of its Generation must be a list, the sampled ids; found ("),
-        ("found.ids", "it must return an agentrl.engines.contract.Generation, found ["),
+        ("replace(found, ids=tuple(found.ids))", ("ids", "Generation", "found (")),
+        ("found.ids", ("agentrl.engines.contract.Generation", "found [")),
     ],
 )
 def test_an_answer_of_another_form_names_the_engine_and_what_was_expected(
-    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str, said: str
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str, said: Names
 ) -> None:
     assert run_with(wrong, small_run, tmp_path) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: rollout engine EmbeddedEngine (my_engine.build.<locals>.changed): ")
-    assert said in message and f"{tmp_path}/my_engine.py:" in message and "agent loop" not in message
+    assert_names(message, said, f"{tmp_path}/my_engine.py")
+    assert "agent loop" not in message

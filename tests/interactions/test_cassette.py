@@ -15,6 +15,7 @@ from agentrl.interaction.recorded import RecordedInteraction
 from agentrl.system.cassette import Cassette, Mode, NotOnCassette
 from agentrl.system.deadline import within
 from agentrl.trajectory import Message
+from tests.naming import naming
 
 HELLO: list[Message] = [{"role": "user", "content": "hello"}]
 
@@ -108,5 +109,5 @@ async def test_a_deadline_that_was_missed_is_a_fault_when_replayed_too(on: Any) 
             await interaction.generate_response("a.0", hangs)
     interaction = on("replay", Moody())
     await interaction.start_interaction("a.0")
-    with pytest.raises(RuntimeError, match="no answer in time"):
+    with naming(RuntimeError, "no answer"):
         await interaction.generate_response("a.0", hangs)

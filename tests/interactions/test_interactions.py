@@ -11,6 +11,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.interaction import Interaction, InteractionResponse, load_interactions
 from agentrl.trajectory import Message
 from interactions.gsm8k import NO_ANSWER, WRONG, Gsm8kInteraction
+from tests.naming import Names, assert_names
 
 HERE = __name__
 
@@ -86,38 +87,38 @@ def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("tools: []", "expected a mapping with the key `interaction`, found the keys 'tools'"),
-        ("interaction:\n  - {name: a}", "interaction[0] (a): `class_name` must be a non-empty string"),
-        ("interaction:\n  - {name: a, class: x.Y}", "unknown key 'class'; did you mean 'class_name'?"),
-        ("interaction:\n  - {name: a, class_name: tools.calculator.CalculatorTool}", "must be a subclass of"),
-        ("interaction:\n  - {name: a, class_name: HERE.Picky}", "interaction[0] (a): needs a licence"),
+        ("tools: []", ("key `interaction`", "'tools'")),
+        ("interaction:\n  - {name: a}", ("interaction[0]", "(a)", "`class_name`", "non-empty")),
+        ("interaction:\n  - {name: a, class: x.Y}", ("key 'class'", "'class_name'", "unknown")),
+        ("interaction:\n  - {name: a, class_name: tools.calculator.CalculatorTool}", "subclass"),
+        ("interaction:\n  - {name: a, class_name: HERE.Picky}", ("interaction[0]", "(a)")),
         (
             "interaction:\n  - {name: a, class_name: interactions.gsm8k.Gsm8kInteraction, config: {x: 1}}",
-            "interaction[0] (a): config: unknown key 'x'",
+            ("interaction[0]", "(a)", "key 'x'", "unknown"),
         ),
         (
             "interaction:\n  - {name: a, class_name: interactions.gsm8k.Gsm8kInteraction, on_resume: again}",
-            "interaction[0] (a): on_resume is 'again'; expected one of answers, calls, none",
+            ("interaction[0]", "(a)", "on_resume", "'again'"),
         ),
         (
             "interaction:\n  - {name: a, class_name: interactions.environment.EnvironmentInteraction, "
             "config: {factory: HERE.Picky}, on_resume: answers}",
-            "interaction[0] (a): on_resume is 'answers', but later answers or the score depend on earlier calls",
+            ("interaction[0]", "(a)", "on_resume", "'answers'"),
         ),
         (
             "interaction:\n  - {name: a, class_name: HERE.Picky, config: {on_resume: calls}}",
-            "interaction[0] (a): `on_resume` stands beside `config`, not in it",
+            ("interaction[0]", "(a)", "`on_resume`", "`config`"),
         ),
         (
             "interaction:\n" + "  - {name: a, class_name: interactions.gsm8k.Gsm8kInteraction}\n" * 2,
-            "interaction[1] (a): two interactions are called 'a'",
+            ("interaction[1]", "(a)", "'a'"),
         ),
     ],
 )
-def test_mistakes_name_file_entry_and_remedy(tmp_path: Path, text: str, says: str) -> None:
+def test_mistakes_name_file_entry_and_remedy(tmp_path: Path, text: str, says: Names) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace("HERE", HERE))
     with pytest.raises(ConfigError) as raised:
         load_interactions(path)
     assert str(path) in str(raised.value)
-    assert says in str(raised.value)
+    assert_names(raised.value, says)

@@ -16,6 +16,7 @@ from agentrl.trajectory.parquet import read_trajectories
 from tests.agent_loop.short_turns import ending_its_turns
 from tests.e2e.test_docs import write_files
 from tests.e2e.test_train import lines
+from tests.naming import Names, assert_names
 from tests.runs import Overrides
 
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
@@ -94,12 +95,12 @@ def test_openings_and_rewritten_histories_are_replayed(
     [
         (
             {"agent_name": "react"},
-            "it has interaction_kwargs, and agent_name=react asks no interaction; tool_agent does",
+            ("interaction_kwargs", "agent_name=react", "tool_agent"),
         ),
-        ({"agent_name": "single_turn_agent"}, "agent_name=single_turn asks no interaction"),
+        ({"agent_name": "single_turn_agent"}, "agent_name=single_turn"),
         (
             {"interaction_kwargs": {"name": "game", "sead": 7}},
-            "interaction_kwargs of game: unknown key 'sead'; did you",
+            ("interaction_kwargs", "key 'sead'", "unknown"),
         ),
     ],
 )
@@ -108,14 +109,14 @@ def test_rows_that_no_interaction_would_see_as_meant_are_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     row: dict[str, Any],
-    says: str,
+    says: Names,
 ) -> None:
     good = {"data_source": "interaction/game", "interaction_kwargs": {"name": "game", "seed": 7}}
     overrides = run_of([good, {**good, **row}, good, good])
     assert main(overrides) == 2
     said = capsys.readouterr().err
-    assert f"{tmp_path}/rows.parquet, row 1 (the first is 0): " in said
-    assert says in said
+    assert_names(said, f"{tmp_path}/rows.parquet", "row 1")
+    assert_names(said, says)
 
 
 def test_such_rows_may_be_left_out(run_of: Callable[[list[dict[str, Any]]], list[str]]) -> None:

@@ -21,6 +21,7 @@ from interactions.gsm8k import Gsm8kInteraction
 from interactions.simulated_user import SimulatedUser
 from interactions.unit_tests import AGAIN, RIGHT, UnitTestInteraction, units
 from tests.agent_loop.conftest import Bench, sample
+from tests.naming import assert_names, naming
 from tests.sandbox.servers import running
 
 MakeBench = Callable[..., Bench]
@@ -141,7 +142,7 @@ async def test_cases_of_input_and_output(sandbox: str) -> None:
     )
     assert wrong.extra == {"pass_fraction": 0.5}
     fault = await feedback(sandbox, "raise ValueError('no')", tests)
-    assert "on the input\n1 2\nyour program raised ValueError: no" in fault.text
+    assert_names(fault.text, "ValueError")
 
 
 def test_the_call_that_is_looked_at_needs_nothing_of_the_test() -> None:
@@ -174,7 +175,7 @@ def test_a_row_and_the_url_are_checked() -> None:
     judge.check_row({"tests": ADD.model_dump_json()})
     judge.check_row({"tests": ADD.model_dump()})
     for tests in ("[]", "{}", '{"kind": "asserts"}', {"kind": "stdio", "tests": []}):
-        with pytest.raises(DataError, match=r"interaction_kwargs of tests: tests: .* holds no tests"):
+        with naming(DataError, "interaction_kwargs"):
             judge.check_row({"tests": tests})
     with pytest.raises(ConfigError, match=r"interaction tests: config\.url: expected http://HOST:PORT"):
         UnitTestInteraction({"url": "localhost:8080"}, "tests")

@@ -18,6 +18,7 @@ from agentrl.model.packed import hidden_states, load_model, longest_context, tok
 from agentrl.model.scores import Needs
 from agentrl.model.tree_layout import tree_layout
 from tests.model.families import SIZES, batch, make_model
+from tests.naming import naming
 
 BUT_ENTROPY: Needs = frozenset({"squared_probs", "varentropy"})
 ALL: Needs = frozenset({"entropy", "squared_probs", "varentropy"})
@@ -275,7 +276,7 @@ def test_the_probe_computes_in_float32_where_the_process_allows_tf32() -> None:
 )
 def test_other_architectures_are_refused(family: str, options: dict[str, Any], why: str) -> None:
     config = AutoConfig.for_model(family, **{**SIZES, **options})
-    with pytest.raises(ConfigError, match=f"(?s)cannot be run on packed sequences.*{why}"):
+    with naming(ConfigError, "packed sequences", why):
         use_packed_attention(AutoModelForCausalLM.from_config(config))
 
 
@@ -299,7 +300,7 @@ def test_quantized_weights_are_refused(tmp_path: Any) -> None:
     make_model("gpt-oss").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
-    with pytest.raises(ConfigError, match=r"cannot be trained \(mxfp4\): give a copy"):
+    with naming(ConfigError, "(mxfp4)"):
         load_model(str(tmp_path))
 
 

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agentrl.errors import ConfigError
 from agentrl.model.packed import load_model
 from tests.model.families import DELTA
+from tests.naming import assert_names
 from tests.parallel.test_shard import run_ranks
 
 SIZES: dict[str, Any] = {
@@ -89,10 +90,13 @@ def test_the_critic_reads_the_backbone(found: dict[str, Any]) -> None:
 
 
 def test_a_weight_that_the_checkpoint_lacks_is_named(found: dict[str, Any], work: Path) -> None:
-    assert found["lost"]["error"] == (
-        f"{work / 'lost'}: config.json does not fit the weights. model.norm.weight: one by config.json, which has "
-        "num_hidden_layers=2, and not there in the weights (1 such weights). Give the config.json that was saved with "
-        "these weights, and check actor_rollout_ref.model.override_config"
+    assert_names(
+        found["lost"]["error"],
+        f"{work / 'lost'}",
+        "config.json",
+        "model.norm.weight",
+        "num_hidden_layers=2",
+        "actor_rollout_ref.model.override_config",
     )
 
 

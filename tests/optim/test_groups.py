@@ -14,6 +14,7 @@ from agentrl.optim.optimizer import Optim
 from tests.checks.test_faults import alarms
 from tests.e2e.conftest import forked_command
 from tests.e2e.test_docs import SMALL
+from tests.naming import naming
 from tests.runs import Overrides
 
 GROUPS = {
@@ -50,9 +51,7 @@ def test_a_pattern_that_fits_no_parameter_is_refused() -> None:
     config = OptimConfig(
         groups={"all": GroupConfig(match="?"), "rare": GroupConfig(match="*.embedings.*", lr_factor=0.1)}
     )
-    with pytest.raises(
-        ConfigError, match=r"optim\.groups\.rare\.match='\*\.embedings\.\*' fits no parameter .* are a, b"
-    ):
+    with naming(ConfigError, "optim.groups.rare.match='*.embedings.*'"):
         Optim({"a": nn.Parameter(torch.zeros(2)), "b": nn.Parameter(torch.zeros(2))}, set(), config, 10)
 
 

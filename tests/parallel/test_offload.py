@@ -20,6 +20,7 @@ from agentrl.config.sections.parallel import ActorFSDPConfig
 from agentrl.optim.optimizer import Optim
 from agentrl.parallel import offload
 from agentrl.parallel.offload import Offload
+from tests.naming import naming
 from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp, same_weights
 from tests.workers.made import policy_worker
 
@@ -54,7 +55,7 @@ def test_parameters_are_on_the_device_while_the_role_works(
         assert noted.moves == ["cuda", "cpu"], name
     noted.moves.clear()
     batch = batch.with_fields(advantages=None)
-    with pytest.raises(ValueError, match="advantages is missing"):
+    with naming(ValueError, "advantages", "missing"):
         worker.update(batch, step=2)
     assert not noted.moves
     with noted, noted:

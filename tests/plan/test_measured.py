@@ -30,6 +30,7 @@ from benchmarks.gpu.part import Setting
 from benchmarks.gpu.report import markdown
 from benchmarks.training.update_utilization import MICRO_BATCHES, SHAPES, made_batch
 from tests.e2e.test_docs import commands
+from tests.naming import assert_names
 from tests.plan.test_memory import SHAPE
 
 H200, PEAK = "NVIDIA H200", 989e12
@@ -268,4 +269,4 @@ def test_the_command_takes_the_option_and_refuses_it_on_a_cpu(
     small = [words[2], "data.train_batch_size=2", f"{ACTOR}.ppo_mini_batch_size=2", f"{ROLLOUT}.n=4"]
     assert command.main([*given, *small]) == 0
     said = capsys.readouterr().out
-    assert f"measured ({file}, {H200}): " in said and "1.7 ms more a step of decoding" in said
+    assert_names(said, file, H200, "1.7 ms")

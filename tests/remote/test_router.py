@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
-import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.remote.router import ModelRouter, ServerAccess
+from tests.naming import assert_names, naming
 from tests.remote.conftest import FaultyServer, hangs, says
 
 Serve = Callable[..., Awaitable[FaultyServer]]
@@ -44,7 +44,8 @@ async def test_a_caller_sees_no_fault_of_a_server(server: Serve) -> None:
         assert await asked(it) == (200, "yes")
         assert await asked(it) == (400, "too long")
         assert (dict(it.take_metrics()), dict(it.take_metrics())) == ({"retries": 2.0}, {"retries": 0.0})
-    assert len(warnings) == 1 and "status 500: out of memory" in warnings[0]
+    assert_names(warnings[0], "status 500")
+    assert len(warnings) == 1
     last = s.asked[-1]
     assert (last.path_qs, last.headers["Authorization"], s.bodies[-1]) == (
         "/v1/chat/completions?a=1",
@@ -80,7 +81,7 @@ async def test_requests_run_where_fewest_do_and_end_with_their_caller(server: Se
 async def test_one_that_does_not_answer_is_told_at_the_start(server: Serve) -> None:
     s = await server(says(503))
     it = ModelRouter(ServerAccess((s.url.rstrip("/"),)), print)
-    with pytest.raises(ConfigError, match=r"does not answer within 0\.6 s: status 503"):
+    with naming(ConfigError, "0.6 s", "status 503"):
         await asyncio.to_thread(it.start, 0.6)
     it.close()  # as the manager does that failed to start
 

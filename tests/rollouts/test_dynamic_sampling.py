@@ -22,6 +22,7 @@ from agentrl.rollouts.objects import UserObjects
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.parquet import read_trajectories
+from tests.naming import Names, assert_names, naming
 from tests.rollouts.test_async_source import Silent, equal
 
 B, GENERATED, N, ROWS = 2, 3, 2, 12
@@ -147,7 +148,7 @@ def test_a_metric_of_the_scorers_decides(opened: Opened) -> None:
         assert prompts(source.next_batch(1)) == [0, 0, 3, 3], "the score, where the scorer gives no acc"
     with (
         opened("algorithm.filter_groups.metric=accuracy") as source,
-        pytest.raises(TrainingError, match=r"metric=accuracy: .* 'x' gave no number .*, found form, reward, score"),
+        naming(TrainingError, "metric=accuracy", "'x'"),
     ):
         source.next_batch(1)
 
@@ -197,9 +198,9 @@ def test_a_step_that_is_never_filled_says_what_was_found(opened: Opened) -> None
         with pytest.raises(TrainingError) as error:
             source.next_batch(7)
         text = str(error.value)
-    assert text.startswith("step 7: 2 groups were replaced") and f"{bound}1" in text
-    assert "1 of the 2 that data.train_batch_size asks for are there. 2 are left out by" in text
-    assert "rule=differ (metric=reward; 2 of mean reward 0), and 0 as fewer than two" in text
+    assert_names(text, "step 7", "2 groups", f"{bound}1")
+    assert_names(text, "data.train_batch_size")
+    assert_names(text, "rule=differ", "metric=reward")
     with opened(f"{bound}2") as source:
         assert len(prompts(source.next_batch(1))) == B * N, "the bound may be reached"
     with opened(f"{bound}0", "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4") as source:
@@ -229,21 +230,21 @@ def test_too_many_failures_end_a_step_before_its_batch_is_full(opened: Opened) -
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("actor_rollout_ref.rollout.n=1", r"refill=true needs actor_rollout_ref\.rollout\.n above 1"),
-        ("reward_model.enable=true", r"needs algorithm\.filter_groups\.metric=score"),
-        ("algorithm.filter_groups.rule=diffr", r"unknown filter of groups 'diffr'; did you mean 'differ'"),
-        ("algorithm.filter_groups.options.least=1", r"options: least set, and .*differ has no options"),
-        ("algorithm.filter_groups.refill=false", r"gen_batch_size=3 has no effect: it needs .*refill=true"),
+        ("actor_rollout_ref.rollout.n=1", ("refill=true", "actor_rollout_ref.rollout.n")),
+        ("reward_model.enable=true", "algorithm.filter_groups.metric=score"),
+        ("algorithm.filter_groups.rule=diffr", ("'diffr'", "'differ'", "unknown")),
+        ("algorithm.filter_groups.options.least=1", ("least", "differ")),
+        ("algorithm.filter_groups.refill=false", ("gen_batch_size=3", "refill=true", "no effect")),
     ],
 )
-def test_what_cannot_be_refilled_is_refused(policy_dir: Path, tmp_path: Path, more: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_refilled_is_refused(policy_dir: Path, tmp_path: Path, more: str, said: Names) -> None:
+    with naming(ConfigError, said):
         config_of(policy_dir, tmp_path, more)
 
 
 def test_a_generation_batch_has_no_more_prompts_than_the_data(opened: Opened) -> None:
     with (
-        pytest.raises(DataError, match=r"data\.gen_batch_size=13 is more than the 12 rows"),
+        naming(DataError, "data.gen_batch_size=13", "12 rows"),
         opened("data.gen_batch_size=13"),
     ):
         pass

@@ -23,6 +23,7 @@ from agentrl.system.call_journal import Entry, Kind
 from agentrl.system.json_value import as_mapping
 from agentrl.trajectory import Status, Trajectory, Transcript, Turn, VersionSpan
 from agentrl.trajectory.sample import Sample
+from tests.naming import Names, naming
 
 SAMPLE = Sample([{"role": "user", "content": "What is 1 + 2?"}], "x", "single_turn", ground_truth="3")
 
@@ -32,7 +33,7 @@ def test_a_prompt_has_one_fate() -> None:
     ledger.settle({1: PromptStatus.TRAINED})
     for again in (1, 0):
         ledger.settle({0: PromptStatus.FAILED}) if again == 0 else None
-        with pytest.raises(RuntimeError, match=f"prompts {again} have a status already"):
+        with naming(RuntimeError, f"prompts {again}", "status already"):
             ledger.settle({again: PromptStatus.TRAINED, 5: PromptStatus.TRAINED})
     assert (ledger.before, ledger.later) == (2, {})
     assert ledger.text() == "2 prompts, each once: 1 trained, 1 failed"
@@ -49,12 +50,12 @@ def test_it_is_bounded_and_comes_back_as_it_was(order: list[int], ended: int) ->
     assert again == ledger
     again.check(begun, 1040)
     if begun:
-        with pytest.raises(DataError, match=rf"prompts {begun[0]} were drawn and have neither"):
+        with naming(DataError, f"prompts {begun[0]}"):
             again.check(begun[1:], 1040)
-        with pytest.raises(DataError, match=r"were never drawn"):
+        with naming(DataError, "never drawn"):
             again.check(begun, max(begun))
     if ended:
-        with pytest.raises(DataError, match=rf"prompts {1000 + order[0]} have a final status and are to be trained on"):
+        with naming(DataError, f"prompts {1000 + order[0]}"):
             again.check([*begun, 1000 + order[0]], 1040)
 
 
@@ -91,7 +92,7 @@ def test_lines_of_the_ledger(tmp_path: Path) -> None:
         file.keep_to(2)
         assert file.path.read_bytes() == (whole if cut == 1 else whole.splitlines(keepends=True)[0])
     file.path.write_bytes(b"{}\n" + whole)
-    with pytest.raises(DataError, match=r"ledger.jsonl, line 1: expected a step's batch, found b'\{\}'"):
+    with naming(DataError, "ledger.jsonl", "line 1", "found b'{}'"):
         file.read()
 
 
@@ -99,35 +100,35 @@ def test_spans_of_any_length_are_bounded(tmp_path: Path) -> None:
     for spans in ([[0, 10**12]], [[0, 1 << 19], [1 << 19, 10**6], [10**6, 2 * 10**6]]):
         line = json.dumps({"step": 1, "version": 0, "trained": spans})
         LedgerFile(tmp_path).path.write_text(line + "\n")
-        with pytest.raises(DataError, match=r"ledger.jsonl, line 1: .* at most 1,048,576 prompts, .* Remove the file"):
+        with naming(DataError, "ledger.jsonl", "line 1", "1,048,576 prompts"):
             LedgerFile(tmp_path).read()
         with pytest.raises(ValueError, match="at most 1,048,576 prompts"):
             Ledger.load({"first": 0, "before": 0, "counts": {}, "later": {"trained": spans}})
-    with pytest.raises(DataError, match=r"prompts 0, 1, .* were drawn and have neither"):
+    with naming(DataError, "prompts 0"):
         Ledger().check([], 10**12)
 
 
 @pytest.mark.parametrize(
     ("batches", "said"),
     [
-        ([{2: PromptStatus.TRAINED}], "step 4: .* prompts 2, which have a status already"),
-        ([{3: PromptStatus.TRAINED}, {3: PromptStatus.FAILED}], "step 5: .* prompts 3, which have a status already"),
-        ([{3: PromptStatus.TRAINED}, {-1: PromptStatus.TRAINED}], "step 5: .* prompts -1, which have a status already"),
+        ([{2: PromptStatus.TRAINED}], ("step 4", "prompts 2")),
+        ([{3: PromptStatus.TRAINED}, {3: PromptStatus.FAILED}], ("step 5", "prompts 3")),
+        ([{3: PromptStatus.TRAINED}, {-1: PromptStatus.TRAINED}], ("step 5", "prompts -1")),
         (
             [{3: PromptStatus.TRAINED, 10**12: PromptStatus.TRAINED}],
-            "steps from 4 on: .* next one is 3, found prompts 1000000000000",
+            ("4", "3", "prompts 1000000000000"),
         ),
     ],
 )
 def test_batches_that_no_run_took_are_refused(
-    tmp_path: Path, batches: list[dict[int, PromptStatus]], said: str
+    tmp_path: Path, batches: list[dict[int, PromptStatus]], said: Names
 ) -> None:
     schedule = StalenessScheduler(Settings(1, 9, max_staleness=1, depth=1), step=3, version=3, served=3, next_ordinal=3)
     ledger = Ledger()
     ledger.settle(dict.fromkeys(range(3), PromptStatus.TRAINED))
     for step, statuses in enumerate(batches, start=4):
         LedgerFile(tmp_path).add(RecordedBatch(step, step - 1, statuses))
-    with pytest.raises(DataError, match=rf"ledger.jsonl, {said}.* Remove the file"):
+    with naming(DataError, "ledger.jsonl", said):
         Record(tmp_path, "key", pytest.fail).load({"ledger": ledger.state()}, schedule)
 
 
@@ -140,7 +141,7 @@ def test_a_batch_that_the_groups_cannot_make_up_is_refused(tmp_path: Path) -> No
     Journal(tmp_path, "key").add(record(2, GroupStatus.SCORED, 1, [trajectory(1)]))
     found = Record(tmp_path, "key", lambda line: None)
     found.load({"ledger": Ledger(0, 1, Counter({PromptStatus.TRAINED: 1})).state()}, schedule)
-    with pytest.raises(DataError, match=r"ledger.jsonl, step 2: .* cannot take prompts \[2\] again.* Remove the file"):
+    with naming(DataError, "ledger.jsonl", "step 2", "prompts [2]"):
         found.again(schedule)
 
 
@@ -325,7 +326,7 @@ def test_a_whole_frame_of_another_form_is_told_by_file_and_place(tmp_path: Path,
 
 def test_prompts_far_from_all_that_were_drawn_are_refused(tmp_path: Path) -> None:
     Journal(tmp_path, "key").add(record(10**12, GroupStatus.SCORED, 0, [trajectory(0)]))
-    with pytest.raises(DataError, match=r"journal: .* next one is 0, found prompts 1000000000000\. Remove the folder"):
+    with naming(DataError, "journal:", "prompts 1000000000000"):
         Record(tmp_path, "key", pytest.fail).load({}, StalenessScheduler(Settings(1, 9, max_staleness=1, depth=1)))
 
 

@@ -21,6 +21,7 @@ from agentrl.engines.sglang.build import SGLANG
 from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.rollouts.reward_servers.local import RewardServers
+from tests.naming import Names, assert_names, naming
 
 SERVER = """
 import sys
@@ -65,10 +66,8 @@ def warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[s
     assert all(process.exited is not None for process in Standin.started)
 
 
-@pytest.mark.parametrize(
-    ("number", "said"), [(signal.SIGSTOP, "answered none of 3 checks of 1 s"), (signal.SIGKILL, "ended")]
-)
-def test_it_is_started_again(warnings: list[str], number: signal.Signals, said: str) -> None:
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGSTOP, ("3 checks", "1 s")), (signal.SIGKILL, "ended")])
+def test_it_is_started_again(warnings: list[str], number: signal.Signals, said: Names) -> None:
     (process,) = Standin.started
     first, url = process.pid, process.url
     assert first is not None
@@ -79,7 +78,8 @@ def test_it_is_started_again(warnings: list[str], number: signal.Signals, said: 
     while len(Standin.started) == 1 or not answers(url):
         assert time.monotonic() < end, warnings
         time.sleep(0.05)
-    assert process.pid != first and len(warnings) == 1 and said in warnings[0] and url in warnings[0]
+    assert_names(warnings[0], said)
+    assert process.pid != first and len(warnings) == 1 and url in warnings[0]
     assert not Path(f"/proc/{first}").exists()
 
 
@@ -100,7 +100,7 @@ async def test_a_port_that_is_taken_before_the_start_is_exchanged_unless_given(
     first = process.url
     try:
         if given or taken == PORT_ATTEMPTS:
-            with pytest.raises(EngineError, match=r"ended while it was starting .*\nOSError: .*Address already in use"):
+            with naming(EngineError, "OSError"):
                 await process.ready(60.0, told.append)
         else:
             await process.ready(60.0, told.append)

@@ -23,6 +23,7 @@ from agentrl.rollouts.staleness_scheduler import (
     Settings,
     StalenessScheduler,
 )
+from tests.naming import naming
 
 ENDLESS = 1 << 20
 
@@ -283,11 +284,11 @@ def test_what_cannot_happen_is_refused() -> None:
     ):
         with pytest.raises(RuntimeError):
             wrong()
-    with pytest.raises(TrainingError, match="prompt 0: its engine says that a token is of version 1; expected 0 to 0"):
+    with naming(TrainingError, "version 1"):
         schedule.finish(0, GroupStatus.SCORED, 1)
     with pytest.raises(TypeError, match="a schedule"):
         StalenessScheduler.load(schedule.settings, schedule.state() | {"step": "1"})
-    with pytest.raises(TypeError, match="of a group"):
+    with naming(TypeError, "group"):
         StalenessScheduler.load(schedule.settings, schedule.state() | {"groups": [[1, 2]]})
 
 
@@ -494,7 +495,7 @@ def test_batches_of_a_process_before_are_taken_again_and_what_had_ended_is_ready
     again = schedule.replay({7: PromptStatus.TRAINED, 9: PromptStatus.TRAINED}).schedule
     assert (again.step, again.updating, again.next_ordinal) == (4, True, 10)
     assert [one.ordinal for one in again.groups] == [6, 8], "8 was begun when 9 was"
-    with pytest.raises(RuntimeError, match=r"step 4 cannot take prompts .* again"):
+    with naming(RuntimeError, "step 4"):
         schedule.replay(dict.fromkeys([5, 6], PromptStatus.TRAINED))
     with pytest.raises(RuntimeError, match="step 5 cannot take"):
         again.replay(dict.fromkeys([6, 8], PromptStatus.TRAINED))

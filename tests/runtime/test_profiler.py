@@ -12,6 +12,7 @@ import torch
 from agentrl.config.sections.trainer import TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.runtime.profiler import Profile, check_profile_steps, nvtx_range, profile_of, profiled
+from tests.naming import naming
 from tests.workers.conftest import BatchMaker, WorkerMaker
 
 
@@ -51,7 +52,7 @@ def test_ranges_do_nothing_without_cuda_and_are_closed_with_it_fake_cuda(monkeyp
 
 def test_a_step_after_the_last_is_refused() -> None:
     check_profile_steps(TrainerConfig(profile_steps=[3]), 3)
-    with pytest.raises(ConfigError, match=r"profile_steps names step 4, and the run ends at step 3"):
+    with naming(ConfigError, "profile_steps", "step 4", "step 3"):
         check_profile_steps(TrainerConfig(profile_steps=[3, 4]), 3)
 
 

@@ -9,6 +9,7 @@ import pytest
 from agentrl.config.sections.trainer import RayInitConfig
 from agentrl.errors import ConfigError
 from agentrl.runtime.ray.session import ray_session, start_ray
+from tests.naming import naming
 
 ray = pytest.importorskip("ray")
 
@@ -21,7 +22,7 @@ def test_an_address_where_nobody_listens_is_told_at_once(address: str) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # nobody else has the port, and nobody listens
         at = address.format(port=closed.getsockname()[1])
-        with pytest.raises(ConfigError, match=rf"ray_init\.address={at}: nobody listens there"):
+        with naming(ConfigError, f"ray_init.address={at}"):
             start_ray(at, None)
     assert not ray.is_initialized()
 
@@ -34,7 +35,7 @@ def test_a_cluster_that_asks_for_a_token_is_told_so_fault_injected(monkeypatch: 
         raise ConnectionError("Failed to connect to Ray cluster") from RuntimeError(text)
 
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(ConfigError, match=r"ray_init\.address=auto: Failed to connect .*: InvalidAuthToken: RAY_AUTH"):
+    with naming(ConfigError, "ray_init.address=auto", "InvalidAuthToken", "RAY_AUTH"):
         start_ray("auto", None)
 
 
@@ -43,7 +44,7 @@ def test_a_node_that_does_not_start_is_told_in_words_fault_injected(monkeypatch:
         raise Exception("The current node timed out during startup. This could happen because ...")
 
     monkeypatch.setattr("ray.init", times_out)
-    with pytest.raises(ConfigError, match=r"could not be started .* timed out during startup.*ray_init.num_cpus lower"):
+    with naming(ConfigError, "timed out", "ray_init.num_cpus"):
         start_ray(None, 1)
 
 

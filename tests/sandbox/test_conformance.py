@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
+from tests.naming import naming
 from tests.sandbox.problems import SUBMISSIONS, Submission
 from tests.sandbox.servers import Server, running
 
@@ -125,7 +126,7 @@ async def test_sandboxfusions_client_understands_every_answer(server: Server) ->
         answers = [right, ask("1 / 0"), ask("while True: pass", run_timeout=SHORT), ask("echo $((6 * 7))", "bash")]
         summaries = [sandbox_fusion.summary_run_code_result(answer, mapping) for answer in answers]
         assert summaries == ["Success", "wrong", "slow", "Success"]
-        with pytest.raises(Exception, match="not available on this server"):
+        with naming(Exception, "not available"):
             ask("", "R")
         squares = sandbox_fusion.run_concurrent(ask, args=[[f"print({n} ** 2)"] for n in range(20)], concurrency=8)
         assert [int(answer.run_result.stdout) for answer in squares] == [n * n for n in range(20)]

@@ -18,6 +18,7 @@ import pytest
 
 from sandbox.languages import warm_for
 from sandbox.server import announce, bound
+from tests.naming import Names, assert_names
 from tests.sandbox.servers import Server, encoded, run
 from tests.waiting import until
 
@@ -328,18 +329,19 @@ async def test_nothing_is_left_after_hundreds_of_runs(client: httpx.AsyncClient,
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--port", "99999"], "'99999' is no number from 0 to 65535"),
-        (["--host", "no.such.host.invalid"], "cannot listen at no.such.host.invalid port 8080"),
-        ([], "cannot listen at 127.0.0.1 port"),  # taken
+        (["--port", "99999"], ("'99999'", "65535")),
+        (["--host", "no.such.host.invalid"], ("no.such.host.invalid", "port 8080")),
+        ([], "127.0.0.1 port"),  # taken
     ],
 )
-def test_where_it_cannot_listen_is_told_before_anything_begins(options: list[str], says: str) -> None:
+def test_where_it_cannot_listen_is_told_before_anything_begins(options: list[str], says: Names) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         options = options or ["--port", str(taken.getsockname()[1])]
         command = [sys.executable, "-m", "sandbox.server", *options]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode != 0 and ended.stdout == ""
-    assert says in ended.stderr and "Traceback" not in ended.stderr
+    assert_names(ended.stderr, says)
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -353,6 +355,6 @@ def test_its_address_is_told_and_whether_other_machines_reach_it(
         announce(listener)
         port = listener.getsockname()[1]
     said = capsys.readouterr()
-    assert said.out == f"sandbox: serving on http://{shown}:{port}\n"
+    assert_names(said.out, "sandbox:", f"http://{shown}:{port}")
     assert said.err.startswith(f"warning: {shown} can be reached from other machines") == is_reached
     assert is_reached or not said.err

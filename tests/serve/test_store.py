@@ -10,6 +10,7 @@ import pytest
 
 from agentrl.errors import DataError
 from agentrl.serve.store import Fate, FeedbackFate, KeyReused, Store, UnknownSession
+from tests.naming import naming
 
 
 @pytest.fixture
@@ -126,23 +127,23 @@ class TestFile:
         with sqlite3.connect(path) as link:
             link.execute("PRAGMA user_version = 9")
         link.close()
-        with pytest.raises(DataError, match=rf"{path}: expected a store of version 1, found version 9"):
+        with naming(DataError, path, "version 1", "version 9"):
             Store(path)
 
     def test_another_file_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "live.sqlite"
         path.write_bytes(b"no database at all, but longer than its header would be" * 20)
-        with pytest.raises(DataError, match=r"live\.sqlite: expected the store .* cannot be read"):
+        with naming(DataError, "live.sqlite"):
             Store(path)
         path.unlink()
         with sqlite3.connect(path) as link:
             link.execute("CREATE TABLE mine (a)")
         link.close()
-        with pytest.raises(DataError, match="found another database"):
+        with naming(DataError, "database"):
             Store(path)
 
     def test_another_policy_is_refused(self, store: Store) -> None:
         store.know({"model": "a"})
         store.know({"model": "a"})
-        with pytest.raises(DataError, match="expected sessions of model=b, found a store of model=a"):
+        with naming(DataError, "model=b", "model=a"):
             store.know({"model": "b"})

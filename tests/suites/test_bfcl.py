@@ -18,6 +18,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.suites import bfcl
 from agentrl.suites.contract import Request, Row
 from agentrl.trajectory import Trajectory
+from tests.naming import naming
 from tests.tiers import takes_all
 
 Calls = list[tuple[str, str]] | str
@@ -148,14 +149,14 @@ def test_tools_and_prompts_are_the_authors(wheel: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_had_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
     bfcl.checker.cache_clear()
-    with pytest.raises(DataError, match=r"expected the files of bfcl-eval==.*; fetch them: agentrl.evaluate --suite"):
+    with naming(DataError, "bfcl-eval==", "agentrl.evaluate", "--suite"):
         bfcl.compute_score(
             trajectory([("f", "{}")]), json.dumps({"category": "multiple", "functions": [], "answers": []})
         )
     (tmp_path / "other.whl").write_bytes(b"PK")
-    with pytest.raises(DataError, match=r"other.whl: expected the wheel of bfcl-eval==2026.3.23 with SHA-256 3bb6"):
+    with naming(DataError, "other.whl", "bfcl-eval==2026.3.23", "SHA-256", "3bb6"):
         bfcl.tasks(Request(source=tmp_path / "other.whl"))
-    with pytest.raises(DataError, match=r"none.whl: cannot be read"):
+    with naming(DataError, "none.whl"):
         bfcl.tasks(Request(source=tmp_path / "none.whl"))
     assert not bfcl.WHEEL.folder.exists()
 
@@ -168,5 +169,5 @@ def test_without_answers_to_compare_a_call_alone_counts() -> None:
 
 
 def test_an_unknown_part_is_refused(wheel: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown part 'simple_pythom'; did you mean 'simple_python'"):
+    with naming(ConfigError, "'simple_pythom'", "'simple_python'", "unknown"):
         bfcl.tasks(Request(("simple_pythom",)))

@@ -21,6 +21,7 @@ from agentrl.observe.plain import PlainDisplay
 from agentrl.observe.tracking import Tracker
 from agentrl.train import main
 from agentrl.trainer.run_folder import RunFolder
+from tests.naming import assert_names, naming
 
 
 @pytest.mark.parametrize("name", ["sglang", "embedded"])
@@ -37,7 +38,7 @@ def test_a_logger_that_is_missing_moves_no_older_run(
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
     more = ["trainer.logger=[jsonl,wandb]", "trainer.resume_mode=disable", f"actor_rollout_ref.rollout.name={name}"]
     assert main(small_run(*more)) == 2
-    assert "names wandb, which is not installed" in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "wandb", "not installed")
     assert [path.name for path in tmp_path.glob("run*")] == ["run"]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
 
@@ -53,7 +54,7 @@ def test_the_store_is_told_of_no_run_that_could_not_begin_here(tmp_path: Path) -
     tracker = Tracker.from_config(config.trainer, tmp_path / "run", config, display)
     checkpoints = CheckpointManager(tmp_path / "run" / "checkpoints", keep=None, fingerprint={}, store=store)
     (tmp_path / "run" / "config.yaml").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with naming(ConfigError, "cannot be written"):
         folder.begin(tracker.truncate_after, checkpoints, 0)
     assert not (tmp_path / "store" / "config.yaml").exists()
     (tmp_path / "run" / "config.yaml").rmdir()
@@ -99,7 +100,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> 
     try:
         assert holder.stdout is not None and holder.stdout.readline() == b"begun\n"
         before = {file: file.read_bytes() for file in path.iterdir()}
-        with pytest.raises(ConfigError, match=rf"another command trains there .*process {holder.pid} of "):
+        with naming(ConfigError, holder.pid):
             folder_of(path)
         assert {file: file.read_bytes() for file in path.iterdir()} == before
         holder.kill()
@@ -128,7 +129,7 @@ def test_of_two_that_were_checked_at_once_one_begins(tmp_path: Path) -> None:
         before = {file: file.read_bytes() for file in path.iterdir()}
         begins: list[Callable[[], object]] = [others[0].clear, *(partial(begun, one) for one in others[1:])]
         for begin in begins:
-            with pytest.raises(ConfigError, match=rf"another command trains there .*process {holder.pid} of "):
+            with naming(ConfigError, holder.pid):
                 begin()
         assert {file: file.read_bytes() for file in path.iterdir()} == before
         assert [one.name for one in tmp_path.iterdir()] == ["run"]

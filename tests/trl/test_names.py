@@ -17,6 +17,7 @@ from agentrl.trl import GRPOConfig, GRPOTrainer
 from agentrl.trl.names_of_trl import ARGUMENTS, HERE, INSTEAD, advice
 from benchmarks.trl.messages import TRL
 from tests.conftest import PROJECT
+from tests.naming import Names, naming
 from tests.trl.test_trainer import ROWS, SMALL, length, trainer_of
 
 
@@ -71,7 +72,7 @@ def test_what_is_set_later_is_translated_or_refused(policy_dir: Path, at_home: P
     assert trainer.state.log_history[0]["learning_rate"] == pytest.approx(1e-6)
     assert trainer.keys["trainer.seed"] == 7
     trainer.args.beta = "much"
-    with pytest.raises(ConfigError, match="beta='much': expected a number"):
+    with naming(ConfigError, "beta='much'"):
         trainer.train()
 
 
@@ -118,16 +119,16 @@ def asks_for(name: str, *, event: str = "on_save", default: bool = False) -> Tra
 @pytest.mark.parametrize(
     ("callback", "says"),
     [
-        (asks_for("model"), r"Asking.on_save asks for model: .*OUTPUT_DIR/policy"),
-        (asks_for("model", default=True), "asks for model"),
-        (asks_for("train_dataloader", default=True), r"asks for train_dataloader: .*data\.sampler"),
-        (asks_for("anything"), "asks for anything: it is given args, state and control"),
+        (asks_for("model"), ("Asking.on_save", "OUTPUT_DIR/policy")),
+        (asks_for("model", default=True), "model"),
+        (asks_for("train_dataloader", default=True), ("train_dataloader", "data.sampler")),
+        (asks_for("anything"), ("anything", "args, state and control")),
     ],
 )
 def test_a_callback_that_asks_for_what_is_not_here_is_refused(
-    callback: TrainerCallback, says: str, policy_dir: Path, at_home: Path
+    callback: TrainerCallback, says: Names, policy_dir: Path, at_home: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with naming(ConfigError, says):
         trainer_of(policy_dir, callbacks=[callback])
     for fine in (asks_for("logs", event="on_log"), asks_for("anything", default=True)):
         assert trainer_of(policy_dir, callbacks=[fine]).keys

@@ -9,6 +9,7 @@ import pytest
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
 from agentrl.verl.areal import OURS
+from tests.naming import assert_names
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "async.md"
 
@@ -30,7 +31,7 @@ def test_every_key_is_refused_with_the_others_and_with_ours() -> None:
         load_config([*(f"{key}=1" for key in OURS), "actor.use_decoupled_los=true"])
     said = str(error.value).splitlines()
     for key, ours in OURS.items():
-        assert f"{key}=1 is a key of AReaL; expected {ours} (docs/async.md, From AReaL, says which values)" in said
+        assert_names(said, f"{key}=1", "AReaL", ours, "docs/async.md", "From")
     assert any(line.startswith("unknown key actor.use_decoupled_los") for line in said)
 
 

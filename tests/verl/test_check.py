@@ -20,6 +20,7 @@ from agentrl.verl.check import judge, launches, page
 from agentrl.verl.launch import arguments
 from agentrl.verl.shell import UNKNOWN, commands
 from tests.conftest import PROJECT
+from tests.naming import assert_names
 
 STARTS_A_PROCESS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.spawn")
 _WATCHED: list[str] = []
@@ -175,15 +176,15 @@ def test_a_script_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "python -m agentrl.train" in told
     assert "trainer.n_gpus_per_node=$GPUS" in told
     assert main(["check", "python -m verl.trainer.main_ppo async_flow.x=1"]) == 1
-    assert "a part of verl's asynchronous trainers that is not part of agentrl" in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, "asynchronous")
     assert main(["check", "python -m recipe.own.main_own x=1"]) == 1
-    assert "a recipe's own trainer" in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, "recipe's")
     assert main(["check", "ls"]) == 2
 
 
 def test_a_file_that_is_not_there_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "nofile.sh"]) == 2
-    assert "nofile.sh: there is no such file (working directory " in capsys.readouterr().err
+    assert_names(capsys.readouterr().err, "nofile.sh")
     for words in (["--help"], ["check", "-h"]):
         assert main(words) == 0
         assert capsys.readouterr().out.startswith("python -m agentrl.verl check SCRIPT")

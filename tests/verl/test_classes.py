@@ -26,6 +26,7 @@ from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Status, Trajectory
 from agentrl.verl.tokenizer import verl_tokenizer
 from tests.agent_loop.conftest import Bench, call, sample
+from tests.naming import naming
 from tests.verl import users
 
 MakeBench = Callable[..., Bench]
@@ -98,7 +99,7 @@ async def test_a_tool_that_answers_no_call_ends_the_run(bench: MakeBench, folder
     tools = tools_of(folder, entry("WrongTool", "", users.SAY_SCHEMA.replace("NAME", "wrong")))
     b = bench(lambda session, turn: "done" if turn else call("wrong", text="a") * 2, tools)
     await b.run(sample(), n=4)
-    with pytest.raises(CodeError, match="8 failed for errors of its code") as told:
+    with naming(CodeError, "8 failed") as told:
         tools.check()
     assert "must return (ToolResponse, reward, metrics)" in str(told.value)
 
@@ -120,7 +121,7 @@ async def test_an_interaction_runs_with_its_imports_changed(bench: MakeBench, fo
     assert not talks["number"].inner._instance_dict  # type: ignore[attr-defined]
     (t,) = await bench(["5"], interactions=talks).run(sample(interaction_kwargs={"name": "plain"}))
     assert (t.status, t.turn_rewards) == (Status.COMPLETED, [0.0])
-    with pytest.raises(CodeError, match=r"verl_talks\.ShortInteraction\.generate_response\): it must return \(should"):
+    with naming(CodeError, "verl_talks.ShortInteraction.generate_response"):
         await bench(["5"], interactions=talks).run(sample(interaction_kwargs={"name": "short"}))
 
 
@@ -238,7 +239,7 @@ def test_the_tokenizer_of_users_can_be_copied_and_leaves_ours_as_it_is(chat: Cha
 def test_a_name_that_is_not_here_says_what_to_take(name: str) -> None:
     with pytest.raises(ImportError, match=f"agentrl.verl has no {name}: .*(subclass|self|dicts|ToolAgentLoop)"):
         exec(f"from agentrl.verl import {name}")
-    with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
+    with naming(ImportError, "'nonsense'"):
         exec("from agentrl.verl import nonsense")
     assert not hasattr(agentrl.verl, "nonsense")
 
@@ -385,7 +386,7 @@ async def test_a_tool_loop_has_the_runs_parser_and_tools(bench: MakeBench, folde
     assert "[1] total 3" in shown[0] and "Error when executing tool: 'sub'" in shown[1]
     assert "Error (arguments)" in shown[2]
     assert [one.error for one in t.tool_calls] == [None, "arguments"]
-    with pytest.raises(CodeError, match="must return an AgentState, found 'generating'"):
+    with naming(CodeError, "AgentState", "found 'generating'"):
         await b.run(sample("lost"))
 
 
@@ -415,7 +416,7 @@ async def test_reward_managers_of_verls_contracts(bench: MakeBench, folder: Path
     assert got[0].score == 1.0, "without a function of the user's, compute_score is our scorer of the data source"
     got = await trained(bench(answers), "verl_rewards:SingleManager")
     assert [(t.score, t.score_extra) for t in got] == [(score, {"acc": 1.0}) for score in (1.0, 1.0, 0.0)]
-    with pytest.raises(CodeError, match=r"DenseManager.*the last token of a response alone"):
+    with naming(CodeError, "DenseManager"):
         await trained(bench(answers), "verl_rewards:DenseManager")
 
 
@@ -423,11 +424,9 @@ async def test_the_batch_manager_calls_with_lists(bench: MakeBench, folder: Path
     own: dict[str, Any] = {"path": "verl_rewards.py", "name": "batch_score", "reward_kwargs": {"scale": 15.0}}
     got = await trained(bench(answers), "batch", **own)
     assert [t.score for t in got] == [1.0, 15.0, 1.0]
-    with pytest.raises(
-        ConfigError, match=r"compute_score: missing a required argument: 'data_source'; reward_manager=batch"
-    ):
+    with naming(ConfigError, "compute_score:", "argument 'data_source'", "reward_manager=batch", "missing"):
         await trained(bench(answers), "batch", path="verl_rewards.py")
-    with pytest.raises(ConfigError, match=r"reward_manager=batch calls a function of yours"):
+    with naming(ConfigError, "reward_manager=batch"):
         await trained(bench(answers), "batch")
 
 

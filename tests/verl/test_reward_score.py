@@ -16,6 +16,7 @@ from agentrl.rollouts.objects import UserObjects
 from agentrl.verl import default_compute_score, gsm8k, math_dapo, math_reward, search_r1_like_qa_em
 from agentrl.verl.calling import waited
 from agentrl.verl.reward_score import _sandbox
+from tests.naming import naming
 from tests.sandbox.servers import running
 
 ENGINE = "actor_rollout_ref.rollout.name=embedded"
@@ -85,7 +86,7 @@ def test_the_data_source_chooses_the_scorer() -> None:
     assert default_compute_score("aime24", "Answer: 5", "5") == {"score": 1.0, "acc": True, "pred": "5"}
     assert default_compute_score("lighteval/MATH", "\\boxed{5}", "5", {"index": 1}) == 1.0
     assert default_compute_score("searchR1_nq", "<answer>5</answer>", {"target": "5"}) == 1.0
-    with pytest.raises(NotImplementedError, match="'mine' has no scorer in verl"):
+    with naming(NotImplementedError, "'mine'"):
         default_compute_score("mine", "", "")
     with pytest.raises(NotImplementedError, match="give sandbox_fusion_url"):
         default_compute_score("apps", "", "{}")

@@ -20,6 +20,7 @@ from agentrl.verl.keys.entries import Values
 from agentrl.verl.keys.table import VERL_KEYS
 from agentrl.verl.keys.translation import entry_of, translate
 from benchmarks.verl.page import BEGIN, PAGE, page
+from tests.naming import assert_names, naming
 
 TRAINERS = [
     f"{release}/{name}" for release in ("0.9.1", "0.7.1") for name in ("fsdp", "megatron", "veomni", "torchtitan")
@@ -131,7 +132,7 @@ def test_sections_that_take_any_key_take_any() -> None:
 
 
 def test_a_misspelled_key_is_told_with_verls_own() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean .*megatron\.tensor_model_parallel_size"):
+    with naming(ConfigError, "megatron.tensor_model_parallel_size"):
         load_config([f"+{MISSPELLED[0]}=2"], "ppo_trainer")
 
 
@@ -391,7 +392,7 @@ def test_importance_weights_of_verl_0_6(words: tuple[str, ...]) -> None:
 def test_a_key_that_examples_misspell_is_told_and_not_refused(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "agentrl.config"):
         load_config(["+actor_rollout_ref.model.enable_activation_offloading=True"], "ppo_trainer")
-    assert "enable_activation_offloading=true has no effect: verl has no such key" in caplog.text
+    assert_names(caplog.text, "enable_activation_offloading=true", "no effect")
 
 
 def test_all_that_waits_is_told_in_one_message() -> None:
@@ -414,7 +415,7 @@ def test_all_that_waits_is_told_in_one_message() -> None:
     ), message
     for key in ("algorithm.use_pf_ppo", "trainer.device", "quantization"):
         assert any(key in line and "would change the result" in line for line in lines), key
-    assert "unknown key nothing.of.verls" in message
+    assert_names(message, "key nothing.of.verls", "unknown")
 
 
 def test_verls_asynchronous_trainers_are_settings_of_ours() -> None:
@@ -453,7 +454,7 @@ def test_verls_asynchronous_trainers_are_settings_of_ours() -> None:
     with pytest.raises(ConfigError, match="staleness_threshold, found -1"):
         load_config(["async_training.staleness_threshold=-1"], "fully_async_ppo_trainer")
     whole = ["async_training.partial_rollout=false"]
-    with pytest.raises(ConfigError, match=r"async_training\.partial_rollout=false would change the result"):
+    with naming(ConfigError, "async_training.partial_rollout=false"):
         load_config(whole, "fully_async_ppo_trainer")
     load_config([*whole, "async_training.staleness_threshold=0"], "fully_async_ppo_trainer")
 
@@ -545,13 +546,13 @@ def test_verls_asynchronous_trainer_counts_publications() -> None:
 def test_the_trainers_devices_do_not_generate(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "agentrl.config"):
         load_config(["async_training.use_dynamic_resource_scheduling=true"], ASYNC[0])
-    assert "use_dynamic_resource_scheduling: the trainer's devices do not generate between updates" in caplog.text
+    assert_names(caplog.text, "use_dynamic_resource_scheduling:")
 
 
 def test_without_dynamic_sampling_dapos_recipe_trains_on_the_generation_batch() -> None:
     sizes = ["data.train_batch_size=16", "data.gen_batch_size=48", f"{ACTOR}.ppo_mini_batch_size=16"]
     assert load_config(sizes, "dapo_trainer").data.train_batch_size == 48
-    with pytest.raises(ConfigError, match=r"data\.gen_batch_size=48 would change the result"):
+    with naming(ConfigError, "data.gen_batch_size=48"):
         load_config(sizes, "ppo_trainer")
 
 
@@ -559,11 +560,11 @@ def test_further_tokens_are_refused_where_all_layers_would_learn_by_them(caplog:
     keys = [
         f"+actor_rollout_ref.model.mtp.{key}" for key in ("enable=true", "enable_train=true", "enable_rollout=true")
     ]
-    with pytest.raises(ConfigError, match=r"mtp\.enable_train=true would change the result"):
+    with naming(ConfigError, "mtp.enable_train=true"):
         load_config(keys, "ppo_trainer")
     with caplog.at_level(logging.WARNING, "agentrl.config"):
         load_config([*keys, "+actor_rollout_ref.model.mtp.detach_encoder=true"], "ppo_trainer")
-    assert "mtp.enable_train: layers that predict further tokens stay as they are" in caplog.text
+    assert_names(caplog.text, "mtp.enable_train")
 
 
 @pytest.mark.parametrize(
@@ -891,7 +892,7 @@ def test_notes_are_one_summary_and_other_defaults_are_named(caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING, "agentrl.config"):
         load_config([*command, "trainer.show_verl_notes=true"], "ppo_trainer")
     (listed,) = [text for record in caplog.records if "without effect here" in (text := record.getMessage())]
-    assert "trainer.balance_batch: micro-batches are balanced by tokens" in listed
+    assert_names(listed, "trainer.balance_batch", "micro-batches")
 
 
 def test_a_backend_of_another_kind_is_told_loudly(caplog: pytest.LogCaptureFixture) -> None:
@@ -912,7 +913,7 @@ def test_a_backend_of_another_kind_is_told_loudly(caplog: pytest.LogCaptureFixtu
         2,
     )
     told = "\n".join(record.getMessage() for record in caplog.records)
-    assert f"{ACTOR}.megatron.pipeline_model_parallel_size: models are sharded by FSDP2, not by stages" in told
+    assert_names(told, f"{ACTOR}.megatron.pipeline_model_parallel_size", "FSDP2")
     assert "sharded by FSDP2, too" in told
 
 
@@ -1022,7 +1023,7 @@ def test_a_reward_model_that_a_function_asks_is_served(section: str, more: list[
     assert (keys.rollout.tensor_model_parallel_size, keys.timeout) == (2, 60), "verl's default"
     keys = load_config([*without, "reward_model.rollout.server_urls=http://rm:30000"], "ppo_trainer").reward_model
     assert keys.rollout.server_urls == ["http://rm:30000"]
-    with pytest.raises(ConfigError, match="whose weights are quantised"):
+    with naming(ConfigError, "quantised"):
         load_config([*words, "reward.reward_model.rollout.quantization=fp8"], "ppo_trainer")
 
 
@@ -1070,7 +1071,7 @@ def test_samplers_are_named_in_verls_words(tmp_path: Path) -> None:
     path = f"data.sampler.class_path={tmp_path}/mine.py"
     config = load_config([path, "data.sampler.class_name=Mine", "data.dataloader_num_workers=0"], "ppo_trainer")
     assert config.data.sampler.name == f"{tmp_path}/mine.py:Mine"
-    with pytest.raises(ConfigError, match=r"name the class: data\.sampler\.class_name"):
+    with naming(ConfigError, "data.sampler.class_name"):
         load_config([path], "ppo_trainer")
 
 
@@ -1169,7 +1170,7 @@ def test_experts_are_replayed_where_the_engine_tells_them(backend: str) -> None:
     assert config.actor_rollout_ref.actor.router_replay.mode == "R3"
     off = load_config([f"+{REPLAY}=disabled", f"{ROLLOUT}.enable_rollout_routing_replay=False"], "ppo_trainer")
     assert off.actor_rollout_ref.actor.router_replay.mode == "disabled"
-    with pytest.raises(ConfigError, match=r"router_replay.mode=R3 conflicts with .*name=sglang: .* engine that tells"):
+    with naming(ConfigError, "router_replay.mode=R3", "name=sglang", "conflicts"):
         load_config([*command, f"{ROLLOUT}.name=vllm"], "ppo_trainer")
     own = load_config([command[0].replace("R3", "R2"), f"{ROLLOUT}.name=vllm"], "ppo_trainer")
     assert own.actor_rollout_ref.actor.router_replay.mode == "R2"
@@ -1186,8 +1187,8 @@ def test_losses_of_routers_are_those_that_megatron_adds() -> None:
     kind = f"{given}.moe_router_load_balancing_type"
     config = load_config([*both, f"{kind}=global_aux_loss"], trainer)
     assert config.actor_rollout_ref.actor.strategy_options == {"moe_aux_loss_coeff": 0.01, "moe_z_loss_coeff": 0.001}
-    with pytest.raises(ConfigError, match="the load of experts is measured over mini-batches"):
+    with naming(ConfigError, "mini-batches"):
         load_config([*both, f"{kind}=seq_aux_loss"], trainer)
     critic = both[1].replace(ACTOR, "critic")
-    with pytest.raises(ConfigError, match=r"moe_z_loss_coeff=0\.001 would change the result"):
+    with naming(ConfigError, "moe_z_loss_coeff=0.001"):
         load_config([critic, "algorithm.adv_estimator=gae"], trainer)

@@ -38,6 +38,7 @@ from agentrl.view.questions import (
 )
 from agentrl.view.run import Run, open_run
 from agentrl.view.viewer import Viewer
+from tests.naming import Names, naming
 from tests.view.made import played
 
 
@@ -125,15 +126,15 @@ def test_a_condition_reaches_nothing_but_the_trajectories(opened: Run, where: st
 @pytest.mark.parametrize(
     ("question", "says"),
     [
-        (Question(regex="("), "missing \\)"),
+        (Question(regex="("), "missing"),
         (Question(regex=r"(a)\1"), "cannot be asked"),  # RE2 has no references back
-        (Question(order="nothing"), "want one of"),
-        (Question(order="tokens; drop"), "want one of"),
-        (Question(limit=10**9), "want a number from 1"),
+        (Question(order="nothing"), "want one"),
+        (Question(order="tokens; drop"), "want one"),
+        (Question(limit=10**9), ("want", "number")),
     ],
 )
-def test_a_question_without_a_meaning_is_refused(opened: Run, question: Question, says: str) -> None:
-    with pytest.raises(DataError, match=says):
+def test_a_question_without_a_meaning_is_refused(opened: Run, question: Question, says: Names) -> None:
+    with naming(DataError, says):
         ask(opened, opened.parts, question)
 
 
@@ -160,7 +161,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
 def test_a_question_ends_at_its_time_limit(opened: Run, children: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE", 600.0)
     monkeypatch.setattr(questions, "SECONDS", 0.2)
-    with pytest.raises(DataError, match="alone takes more than"):
+    with naming(DataError, "more than"):
         ask(opened, opened.parts, Question(where="(select max(x) from range(1000000000000) t(x)) > 1"))
     slow = Question(where="(select count(*) from range(1000000000000) t(x) where x % (row + 2) = 0) > 1")
     answer = None
@@ -177,7 +178,7 @@ def test_a_function_that_cannot_be_interrupted_is_ended_with_its_process(
     opened: Run, children: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(questions, "SECONDS", 0.2)
-    with pytest.raises(DataError, match="alone takes more than"):
+    with naming(DataError, "more than"):
         ask(opened, opened.parts, Question(where="length(lpad('a', 1500000000, 'b')) > 1"))
     assert children.started[0].returncode == -signal.SIGALRM
     monkeypatch.setattr(questions, "SECONDS", 20.0)
@@ -198,7 +199,7 @@ def test_a_function_that_cannot_be_interrupted_is_ended_with_its_process(
 )
 def test_memory_is_bounded_whoever_takes_it(opened: Run, where: str) -> None:
     """DuckDB's own limit leaves out what its functions take."""
-    with pytest.raises(DataError, match="needs more than 1GB of memory"):
+    with naming(DataError, "1GB"):
         answer = ask(opened, opened.parts[:1], Question(where=where))
         raise DataError(answer.problems[0])
     assert found(opened, Question(where="true", limit=1)) == [(1, 0)]
@@ -211,7 +212,7 @@ def test_the_kernel_holds_the_limit_of_a_child(opened: Run, children: Watched) -
 
 @pytest.mark.parametrize("name", ["where", "text", "regex", "status", "tool", "error", "source"])
 def test_what_is_too_long_is_not_read(opened: Run, children: Watched, name: str) -> None:
-    with pytest.raises(DataError, match=f"{name}=.*want at most {MOST_CHARACTERS} characters, not 20000"):
+    with naming(DataError, f"{name}=", str(MOST_CHARACTERS), "20000"):
         ask(opened, opened.parts, replace(Question(), **cast(dict[str, Any], {name: "(" * 20_000})))
     assert not children.started
 
@@ -260,9 +261,7 @@ def test_texts_that_are_none_are_told(run: Path, tmp_path: Path) -> None:
     viewer = Viewer([open_run(str(tmp_path))])
     assert "can't decode byte 0xff" in str(viewer.step(0, "train", 1)["problems"])
     for asked in (lambda: viewer.trajectory((0, "train_000001", 0)), lambda: viewer.group(0, "train_000001", 0)):
-        with pytest.raises(
-            DataError, match=r"train_000001\.parquet: want a parquet file, but .* can't decode byte 0xff"
-        ):
+        with naming(DataError, "train_000001.parquet", "can't", "0xff"):
             asked()
 
 

@@ -16,6 +16,7 @@ from agentrl.trajectory import Image, PlacedImage, Trajectory, Transcript, Turn,
 from agentrl.trajectory.collate import from_trajectories
 from agentrl.trajectory.files import image_file
 from agentrl.trajectory.images import Images
+from tests.naming import naming
 
 
 def image(number: int, rows: int = 2, columns: int = 2) -> Image:
@@ -96,7 +97,7 @@ def test_trajectories_bring_their_images_into_the_batch() -> None:
 
 
 def test_an_image_must_fit_into_the_ids_it_stands_in() -> None:
-    with pytest.raises(ValueError, match="does not fit into 3 ids"):
+    with naming(ValueError, "3 ids"):
         Transcript().append_prompt([5, 9, 6], [PlacedImage(2, image(1, 4, 4))])
 
 

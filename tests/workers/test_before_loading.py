@@ -17,6 +17,7 @@ from agentrl.model.trial import try_family
 from agentrl.parallel.tensor_parallel import split_layers
 from agentrl.workers.before_loading import check_models, check_tuned
 from tests.model.families import FAMILIES, HYBRIDS, SIZES
+from tests.naming import Names, naming
 from tests.parallel.test_arrangements import TwoRanks
 
 UNTRAINABLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -48,32 +49,32 @@ def config_of(path: str, roles: dict[str, Any], **further: Any) -> Config:
 @pytest.mark.parametrize(
     ("family", "roles", "why"),
     [
-        ("minimax", {}, r"(?s)MiniMaxForCausalLM cannot be run on packed sequences.*only 1 of its 2 layers"),
-        ("recurrent-gemma", {}, r"(?s)RecurrentGemmaForCausalLM cannot.*only 0 of its 2 layers.*docs/models\.md"),
-        ("qwen3.5", COMPILED, r"use_torch_compile=true: layers of .*model have a state.* Set the key to false"),
-        ("lfm2", SGLANG, r"rollout\.name=sglang, .*: layers of the family lfm2 have a state.*rollout\.name=embedded"),
-        ("olmo-hybrid", SGLANG, r"SGLang has no model of the family olmo_hybrid\. Set .*rollout\.name=embedded"),
-        ("qwen3.5", {"actor": {"router_replay": {"mode": "R2"}}}, r"router_replay\.mode: Qwen3_5.* set mode=disabled"),
+        ("minimax", {}, ("MiniMaxForCausalLM", "2 layers")),
+        ("recurrent-gemma", {}, ("RecurrentGemmaForCausalLM", "2 layers", "docs/models.md")),
+        ("qwen3.5", COMPILED, "use_torch_compile=true"),
+        ("lfm2", SGLANG, ("rollout.name=sglang", "lfm2", "rollout.name=embedded")),
+        ("olmo-hybrid", SGLANG, ("SGLang", "olmo_hybrid", "rollout.name=embedded")),
+        ("qwen3.5", {"actor": {"router_replay": {"mode": "R2"}}}, ("router_replay.mode", "Qwen3_5", "mode=disabled")),
         (
             "falcon-h1",
             {"actor": {"strategy_options": {"moe_aux_loss_coeff": 0.1}}},
-            r"losses of routers \(strategy_options\.moe_aux_loss_coeff.* coefficients to 0",
+            "strategy_options.moe_aux_loss_coeff",
         ),
         (
             "lfm2",
             {"model": {"lora_rank": 2, "target_modules": ["c_attn"]}},
-            r"Lfm2ForCausalLM has no linear layer named 'c_attn'; it has: .*in_proj",
+            ("Lfm2ForCausalLM", "'c_attn'", "in_proj"),
         ),
         (
             "nemotron-h",
             {"model": {"lora_rank": 2, "target_modules": ["out_proj"]}},
-            r"target_modules=\['out_proj'\]: .*out_proj",
+            ("target_modules=['out_proj']", "out_proj"),
         ),
-        ("lfm2", {"actor": {"freeze_vision_tower": True}}, r"freeze_vision_tower=true has no effect: Lfm2"),
+        ("lfm2", {"actor": {"freeze_vision_tower": True}}, ("freeze_vision_tower=true", "Lfm2", "no effect")),
     ],
 )
-def test_a_policy(family: str, roles: dict[str, Any], why: str, folder: Any) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_a_policy(family: str, roles: dict[str, Any], why: Names, folder: Any) -> None:
+    with naming(ConfigError, why):
         check_models(config_of(folder(family), roles), "cpu")
 
 
@@ -87,7 +88,7 @@ def test_another_model_of_the_run(role: str, folder: Any) -> None:
         further = {"distillation": {"teacher": {"path": other}, "coef": 1.0}}
     else:
         further = {"reward_model": {"enable": True, "model": {"path": other}}}
-    with pytest.raises(ConfigError, match=r"(?s)other: RecurrentGemmaForCausalLM cannot be run on packed sequences"):
+    with naming(ConfigError, "other:", "RecurrentGemmaForCausalLM"):
         check_models(config_of(policy, roles, **further), "cpu")
 
 
@@ -114,7 +115,7 @@ def test_families_that_can_be_trained_are_not_refused(family: str, folder: Any) 
     check_models(config_of(path, {}), "cpu")
     try_family(path, further=lambda model: ran.append(cache_shapes(model, 1)))
     assert ran, "a copy was tried"
-    with pytest.raises(ConfigError, match="cannot load a causal language model"):
+    with naming(ConfigError, "causal language model"):
         load_model(path)
 
 

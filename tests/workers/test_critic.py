@@ -15,6 +15,7 @@ from agentrl.workers import CriticWorker
 from agentrl.workers.fsdp import FSDPCritic
 from agentrl.workers.trainable import MAX_SKIPPED
 from tests.config.loading import load
+from tests.naming import naming
 from tests.workers.conftest import BatchMaker
 from tests.workers.made import critic_worker
 
@@ -123,7 +124,7 @@ def test_nan_returns_are_skipped_and_end_the_run_in_the_end(tiny_policy: Path, m
     worker = critic(tiny_policy)
     for step in range(1, MAX_SKIPPED):
         assert worker.update(batch, step=step) == {"critic/skipped_updates": 2}
-    with pytest.raises(TrainingError, match=rf"step {MAX_SKIPPED}, .* of the critic: .* returns \(.* in a row"):
+    with naming(TrainingError, f"step {MAX_SKIPPED}"):
         worker.update(batch, step=MAX_SKIPPED)
     assert head(worker).abs().max() == 0
 
@@ -155,9 +156,9 @@ def test_a_backend_of_the_users_is_given_its_options(tiny_policy: Path, make_bat
     name = f"{tmp_path}/mine.py:Hopeful"
     worker = critic(tiny_policy, strategy=name, strategy_options={"start": 2.0})
     assert (worker.compute_values(make_batch(prompts=2, n=1))[0] == 2.0).all()
-    with pytest.raises(ConfigError, match=r"critic\.strategy_options: unknown key 'strat'; did you mean 'start'"):
+    with naming(ConfigError, "critic.strategy_options", "key 'strat'", "'start'", "unknown"):
         load("algorithm.adv_estimator=gae", f"critic.strategy={name}", "critic.strategy_options={strat: 2}")
-    with pytest.raises(ConfigError, match=r"critic\.strategy: unknown training strategy 'megatron'"):
+    with naming(ConfigError, "critic.strategy", "'megatron'", "unknown"):
         load("algorithm.adv_estimator=gae", "critic.strategy=megatron")
     # verl's scripts name it for GRPO too, which has no critic.
     assert load("critic.strategy=fsdp2").critic.strategy == "fsdp2"

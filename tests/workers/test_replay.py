@@ -16,6 +16,7 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
 from tests.model.families import make_model
 from tests.model.test_routing import swap_twins, with_twins
+from tests.naming import naming
 from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp
 
 R2 = {"router_replay": {"mode": "R2"}}
@@ -110,5 +111,5 @@ def test_without_a_pass_before_the_update_routers_choose(
 def test_a_strategy_that_tells_no_experts_is_refused(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
     plain = "tests.workers.plain_backend:PlainPolicy"
     worker = make_worker(ActorConfig.model_validate({"strategy": plain, **R2}))
-    with pytest.raises(TrainingError, match=r"router_replay\.mode=R2: this strategy does not tell which experts"):
+    with naming(TrainingError, "router_replay.mode=R2"):
         worker.compute_log_probs(make_batch())

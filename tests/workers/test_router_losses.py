@@ -24,6 +24,7 @@ from agentrl.workers import PolicyWorker
 from agentrl.workers.learner import checkpoint_layers
 from agentrl.workers.sft import SupervisedWorker
 from tests.model.families import batch, make_model
+from tests.naming import Names, naming
 from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp, same_weights
 
 BOTH = {"moe_aux_loss_coeff": 0.3, "moe_z_loss_coeff": 0.01}
@@ -166,11 +167,11 @@ def test_supervised_training_has_them_too(make_batch: BatchMaker, mixture: Path)
 @pytest.mark.parametrize(
     ("actor", "why"),
     [
-        ({"strategy_options": {"moe_aux_loss": 1}}, r"unknown key 'moe_aux_loss'; did you mean 'moe_aux_loss_coeff'"),
-        ({"strategy_options": BOTH, "use_torch_compile": True}, "they conflict with use_torch_compile=true"),
-        ({"strategy_options": BOTH}, "Qwen3ForCausalLM cannot be told which experts to take: .* losses of routers"),
+        ({"strategy_options": {"moe_aux_loss": 1}}, ("key 'moe_aux_loss'", "'moe_aux_loss_coeff'", "unknown")),
+        ({"strategy_options": BOTH, "use_torch_compile": True}, "use_torch_compile=true"),
+        ({"strategy_options": BOTH}, "Qwen3ForCausalLM"),
     ],
 )
-def test_what_cannot_be_is_refused(make_worker: WorkerMaker, actor: dict[str, object], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_what_cannot_be_is_refused(make_worker: WorkerMaker, actor: dict[str, object], why: Names) -> None:
+    with naming(ConfigError, why):
         make_worker(ActorConfig.model_validate(actor))

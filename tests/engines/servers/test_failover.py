@@ -20,6 +20,7 @@ from agentrl.engines.servers.supervisor import Server
 from agentrl.engines.servers.sync.update import WeightSender
 from agentrl.engines.weights import Weights
 from agentrl.trajectory import PlacedImage, VersionSpan
+from tests.naming import naming
 
 
 @dataclass
@@ -126,7 +127,7 @@ async def test_an_answer_that_was_heard_and_cannot_be_kept_is_a_fault(stop: tupl
         listener = heard.extend if listens else None
         call = engine.generate([5, 6], SamplingParams(10, stop=stop), "g/0", listener=listener)
         if listens:
-            with pytest.raises(EngineError, match="3 tokens, of which 0 can be kept"):
+            with naming(EngineError, "3 tokens"):
                 await call
             assert (heard, second.asked) == ([7, 8, 9], [])
         else:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentrl.engines.servers.router import CROWDED, SLOW, SPARE, NoServer, Router
+from tests.naming import naming
 
 SERVERS = ["a", "b", "c", "d"]
 
@@ -140,10 +141,10 @@ def test_requests_on_a_server_that_is_gone_count_until_they_are_done() -> None:
 def test_a_request_cannot_be_done_twice_or_elsewhere() -> None:
     r = router()
     home = r.route("s")
-    with pytest.raises(ValueError, match="no request in flight"):
+    with naming(ValueError, "in flight"):
         r.done("s", next(server for server in SERVERS if server != home))
     r.done("s", home)
-    with pytest.raises(ValueError, match="no request in flight"):
+    with naming(ValueError, "in flight"):
         r.done("s", home)
     assert set(r.loads.values()) == {0}
 
