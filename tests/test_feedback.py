@@ -176,7 +176,11 @@ def test_a_checkpoint_is_of_its_weights(tmp_path: Path, chat: Chat) -> None:
     [
         ([1, 2, -1, 1], {"feedback": "weight"}, ("row 2", "column feedback", "exp_weight")),
         ([1, 2, "bad", 1], {"feedback": "weight"}, "row 2"),
-        ([1, 2, 5, 1], {"feedback": "exp_weight", "feedback_temperature": 0.001}, ("row 0", "_temperature=0.001")),
+        (
+            [1, 2, 5, 1],
+            {"feedback": "exp_weight", "feedback_temperature": 0.001},
+            ("row 0", "data.feedback_temperature=0.001"),
+        ),
         ([1, 2, "so so", 1], {"feedback": "filter"}, ("row 2", "column feedback", "'so so'")),
         ([None] * 4, {"feedback": "filter"}, "column feedback"),
         ([1] * 4, {"feedback": "filter", "feedback_key": "stars"}, "column stars"),

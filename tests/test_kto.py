@@ -235,7 +235,10 @@ def test_what_says_neither_good_nor_bad_is_refused(
         (["data.train_batch_size=1"], "data.train_batch_size=1"),
         (["trains=reward_model"], ("loss=kto", "trains=policy", "no effect")),
         (["loss=sigmoid"], "column feedback"),
-        (["loss=sigmoid", "data.feedback_key=x"], ("data.feedback_key=x", "loss=kto", "apo_zero_", "no effect")),
+        (
+            ["loss=sigmoid", "data.feedback_key=x"],
+            ("data.feedback_key=x", "loss=kto", "apo_zero_unpaired", "no effect"),
+        ),
         (["loss_options.undesirable_weight=-1"], "undesirable_weight"),
     ],
 )

@@ -129,7 +129,7 @@ async def test_a_loops_error_ends_the_run_at_once(
 
 @pytest.mark.parametrize(("fault", "says", "place"), LOOPS)
 async def test_counted_it_is_a_failure_without_another_try_and_told_once_a_place(
-    bench: MakeBench, fault: Callable[..., Any], says: str, place: str
+    bench: MakeBench, fault: Callable[..., Any], says: Names, place: str
 ) -> None:
     b, loop, told = bench(["#### 5"] * 2), Loop(fault), list[str]()
     loops_of(b, loop)
@@ -139,7 +139,8 @@ async def test_counted_it_is_a_failure_without_another_try_and_told_once_a_place
         assert (first.score, third.score) == (1.0, 1.0)
         assert (failed.status, failed.score, failed.metrics["retries"]) == (Status.FAILED, None, 0)
         assert failed.failure is not None and failed.failure.startswith("CodeError: agent loop mine (tests.")
-        assert says in failed.failure and "\n" not in failed.failure
+        assert_names(failed.failure, says)
+        assert "\n" not in failed.failure
     assert len(told) == 1 and place in told[0] and "row 7" in told[0]
 
 

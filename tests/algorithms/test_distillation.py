@@ -185,7 +185,7 @@ def test_a_divergence_of_the_wrong_shape_and_a_strategy_without_divergences() ->
     term = TeacherLoss.from_config(config_of(scope="top_k", top_k=1, divergence=f"{__name__}:one_number"))
     assert term is not None
     batch = batch_of([[-1.0, 0.0, -1.0]] * 6, [0.0] * 6)
-    with naming(TrainingError, "divergence=", "one_number:", "row [3]", "found []"):
+    with naming(TrainingError, "divergence=", "one_number:", "[3]", "found []"):
         term.compare(batch)(logs(*[[1 / 3] * 3] * 3), torch.tensor([1, 4, 5]))
     with naming(TrainingError, "scope=top_k"):
         term.by_token_of(batch, torch.zeros(6), None)

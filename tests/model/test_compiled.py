@@ -130,5 +130,5 @@ def test_log_probs_and_gradients_of_each_kind_that_auto_compiles(kind: str) -> N
 def test_a_compiler_that_is_missing_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    with naming(ConfigError, "use_torch_compile=true", "no-such-com"):
+    with naming(ConfigError, "use_torch_compile=true", "no-such-compiler"):
         compile_layers([], "cpu")

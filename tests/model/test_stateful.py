@@ -121,7 +121,7 @@ def test_states_that_cannot_be_kept_apart_are_refused(family: str, options: dict
 
 def test_compiled_layers_are_refused() -> None:
     model = use_packed_attention(make_model("qwen3.5"))
-    with naming(ConfigError, "use_torch_compile=true", "DecoderLayer"):
+    with naming(ConfigError, "use_torch_compile=true", "Qwen3_5DecoderLayer"):
         compile_layers(text_layers(model), "cpu")
 
 

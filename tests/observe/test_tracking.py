@@ -327,7 +327,7 @@ def test_a_package_that_begins_no_run_ends_the_start_in_words(tmp_path: Path, mo
     fake = FakePackage()
     monkeypatch.setitem(sys.modules, "trackio", fake)
     monkeypatch.setattr(fake, "init", lambda **_: 1 / 0)
-    with naming(ConfigError, "trainer.logger", "ZeroDivisionError", "logger_options"):
+    with naming(ConfigError, "trainer.logger", "ZeroDivisionError", "logger_options.trackio"):
         tracker(tmp_path, "trackio").truncate_after(-1)
 
 

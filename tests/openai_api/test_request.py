@@ -361,7 +361,7 @@ async def test_an_error_of_our_own_is_a_500_in_openais_shape_and_loses_the_try(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with scripted(chat, ["x"]) as (service, _), service.session() as open:
-        monkeypatch.setattr(open.session, "_place", lambda asked: asyncio.sleep(0, dict[int, int]()[1]))
+        monkeypatch.setattr(open.session.branches, "place", lambda asked: asyncio.sleep(0, dict[int, int]()[1]))
         with naming(openai.InternalServerError, "KeyError"):
             await open.say([QUESTION])
         assert isinstance(open.session.fault, KeyError) and open.session.turns == 0

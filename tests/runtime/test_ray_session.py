@@ -35,7 +35,7 @@ def test_a_cluster_that_asks_for_a_token_is_told_so_fault_injected(monkeypatch: 
         raise ConnectionError("Failed to connect to Ray cluster") from RuntimeError(text)
 
     monkeypatch.setattr(ray, "init", refuse)
-    with naming(ConfigError, "ray_init.address=auto", "InvalidAuthToken", "RAY_AUTH"):
+    with naming(ConfigError, "ray_init.address=auto", "InvalidAuthToken", "RAY_AUTH_MODE"):
         start_ray("auto", None)
 
 

@@ -154,7 +154,13 @@ def test_what_cannot_be_had_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             trajectory([("f", "{}")]), json.dumps({"category": "multiple", "functions": [], "answers": []})
         )
     (tmp_path / "other.whl").write_bytes(b"PK")
-    with naming(DataError, "other.whl", "bfcl-eval==2026.3.23", "SHA-256", "3bb6"):
+    with naming(
+        DataError,
+        "other.whl",
+        "bfcl-eval==2026.3.23",
+        "SHA-256",
+        "3bb6dfa5f0c68ad403c9ec50b00db2bb3b4cc9b38ab1ff33f48fe30d853d3a0a",
+    ):
         bfcl.tasks(Request(source=tmp_path / "other.whl"))
     with naming(DataError, "none.whl"):
         bfcl.tasks(Request(source=tmp_path / "none.whl"))

@@ -121,7 +121,7 @@ def asks_for(name: str, *, event: str = "on_save", default: bool = False) -> Tra
     [
         (asks_for("model"), ("Asking.on_save", "OUTPUT_DIR/policy")),
         (asks_for("model", default=True), "model"),
-        (asks_for("train_dataloader", default=True), ("train_dataloader", "data.sampler")),
+        (asks_for("train_dataloader", default=True), ("train_dataloader", "data.sampler.name")),
         (asks_for("anything"), ("anything", "args, state and control")),
     ],
 )

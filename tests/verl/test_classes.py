@@ -424,7 +424,7 @@ async def test_the_batch_manager_calls_with_lists(bench: MakeBench, folder: Path
     own: dict[str, Any] = {"path": "verl_rewards.py", "name": "batch_score", "reward_kwargs": {"scale": 15.0}}
     got = await trained(bench(answers), "batch", **own)
     assert [t.score for t in got] == [1.0, 15.0, 1.0]
-    with naming(ConfigError, "compute_score:", "argument 'data_source'", "reward_manager=batch", "missing"):
+    with naming(ConfigError, "compute_score:", "data_source", "reward_manager=batch", "missing"):
         await trained(bench(answers), "batch", path="verl_rewards.py")
     with naming(ConfigError, "reward_manager=batch"):
         await trained(bench(answers), "batch")

@@ -54,7 +54,11 @@ def config_of(path: str, roles: dict[str, Any], **further: Any) -> Config:
         ("qwen3.5", COMPILED, "use_torch_compile=true"),
         ("lfm2", SGLANG, ("rollout.name=sglang", "lfm2", "rollout.name=embedded")),
         ("olmo-hybrid", SGLANG, ("SGLang", "olmo_hybrid", "rollout.name=embedded")),
-        ("qwen3.5", {"actor": {"router_replay": {"mode": "R2"}}}, ("router_replay.mode", "Qwen3_5", "mode=disabled")),
+        (
+            "qwen3.5",
+            {"actor": {"router_replay": {"mode": "R2"}}},
+            ("router_replay.mode", "Qwen3_5ForCausalLM", "mode=disabled"),
+        ),
         (
             "falcon-h1",
             {"actor": {"strategy_options": {"moe_aux_loss_coeff": 0.1}}},
@@ -70,7 +74,11 @@ def config_of(path: str, roles: dict[str, Any], **further: Any) -> Config:
             {"model": {"lora_rank": 2, "target_modules": ["out_proj"]}},
             ("target_modules=['out_proj']", "out_proj"),
         ),
-        ("lfm2", {"actor": {"freeze_vision_tower": True}}, ("freeze_vision_tower=true", "Lfm2", "no effect")),
+        (
+            "lfm2",
+            {"actor": {"freeze_vision_tower": True}},
+            ("freeze_vision_tower=true", "Lfm2ForCausalLM", "no effect"),
+        ),
     ],
 )
 def test_a_policy(family: str, roles: dict[str, Any], why: Names, folder: Any) -> None:

@@ -165,7 +165,7 @@ def test_a_process_that_runs_the_server_hands_the_key_to_no_child() -> None:
 
 @pytest.mark.parametrize("name", ["api_key", "--admin-api-key", "grpc-port", "host"])
 def test_what_would_open_a_server_is_refused(name: str) -> None:
-    with naming(ConfigError, "engine_kwargs.sglang"):
+    with naming(ConfigError, f"engine_kwargs.sglang.{name}"):
         SGLangArguments("/m", extra={name: "1"})
 
 
