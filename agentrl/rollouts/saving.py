@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -74,10 +76,13 @@ class Retention:
 
 def _remove_oldest(run: Path, room: int, keep: Collection[int]) -> tuple[int, int, list[int]]:
     """Remove the oldest steps' records until they take `room` bytes; return (size before, size after, steps)."""
-    files = [path for folder in (TRAJECTORIES, UPDATES) for path in (run / folder).glob("*.parquet")]
-    pictures = list((run / IMAGES).glob("*"))
-    states = {path: path.stat() for path in (*files, *pictures)}
-    pictures.sort(key=lambda path: states[path].st_mtime)
+    found = [path for folder in (TRAJECTORIES, UPDATES) for path in (run / folder).glob("*.parquet")]
+    states: dict[Path, os.stat_result] = {}
+    for path in (*found, *(run / IMAGES).glob("*")):
+        with suppress(FileNotFoundError):  # somebody else may have removed it since it was listed
+            states[path] = path.stat()
+    files = [path for path in states if path.parent.name != IMAGES]
+    pictures = sorted((path for path in states if path.parent.name == IMAGES), key=lambda path: states[path].st_mtime)
     by_step: defaultdict[int, list[Path]] = defaultdict(list)
     for path in files:
         name = FileName.read(path.name)

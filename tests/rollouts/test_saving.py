@@ -98,3 +98,10 @@ def test_images_go_with_the_last_step_that_used_them(tmp_path: Path) -> None:
     os.utime(tmp_path / "images" / "of_1", (3, 3))  # used again
     assert Retention(tmp_path, 2500 / 1e9).remove_oldest(3, lambda: {3}) == [1, 2]
     assert sorted(path.name for path in (tmp_path / "images").iterdir()) == ["of_1", "of_3"]
+
+
+def test_a_file_that_vanished_after_it_was_listed_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "trajectories" / "train_000001.parquet").write_bytes(bytes(1000))
+    (tmp_path / "trajectories" / "train_000002.parquet").symlink_to(tmp_path / "gone")
+    assert Retention(tmp_path, 1e-9).remove_oldest(3, lambda: {3}) == [1]
