@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,7 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.document:
         replace_text(given.document, given.name, table(runs))
     if given.picture:
-        plot_runs({run.folder.name: run.folder / "metrics.jsonl" for run in runs}, given.picture)
+        with tempfile.TemporaryDirectory() as place:
+            shown: dict[str, Path] = {}
+            for run in runs:
+                parts = [one / "metrics.jsonl" for one in (given.before, run.folder) if one is not None]
+                shown[run.folder.name] = Path(place, f"{run.folder.name}.jsonl")
+                shown[run.folder.name].write_bytes(b"".join(part.read_bytes() for part in parts))
+            plot_runs(shown, given.picture)
     return 0
 
 

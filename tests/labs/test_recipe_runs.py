@@ -60,7 +60,9 @@ def test_one_validation_before_all_runs(tmp_path: Path, capsys: pytest.CaptureFi
     for folder, kept in ((run, slice(1, None)), (before, slice(1))):
         lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
         (folder / "metrics.jsonl").write_text("".join(lines[kept]))
-    assert main([str(run), "--before", str(before)]) == 0
+    picture = tmp_path / "runs.png"
+    assert main([str(run), "--before", str(before), "--picture", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert "| seed-1 | 25.0 % (17.4 to 34.5) | 50.0 % at step 1 | 100.0 %" in capsys.readouterr().out
 
 
