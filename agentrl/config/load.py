@@ -77,11 +77,13 @@ def load_config(
     *,
     about: str | None = None,
     supplied: Collection[str] = (),
+    lent: Collection[str] = (),
 ) -> SchemaT:
     """Load `configs/<config_name>.yaml` with the overrides and flags of a command line.
 
     about: what `--help` says of a command that has the schema of another. supplied: keys whose part a script gives as
-    objects, so that keys which need them are not without effect. `--help` and `--cfg job` print and raise
+    objects, so that keys which need them are not without effect. lent: keys with the defaults of another trainer, of
+    which one without effect is no mistake of the user's. `--help` and `--cfg job` print and raise
     SystemExit(0). Raises ConfigError with a line for each wrong key. Unknown keys and values of the wrong kind come
     first, then keys that do not fit together.
     """
@@ -91,16 +93,18 @@ def load_config(
             "--multirun: several jobs are run by the commands agentrl.train, agentrl.sft and agentrl.preferences, from "
             "the command line only"
         )
-    return load_command(command, schema, supplied)
+    return load_command(command, schema, supplied, lent)
 
 
-def load_command(command: CommandLine, schema: type[SchemaT], supplied: Collection[str] = ()) -> SchemaT:
+def load_command(
+    command: CommandLine, schema: type[SchemaT], supplied: Collection[str] = (), lent: Collection[str] = ()
+) -> SchemaT:
     """Load the config of a command for one job, as `load_config` does."""
     with told_as_config_errors():
         if command.info is not None:
             show_info(command, schema)
             raise SystemExit(0)
-        config = checked(compose_keys(command, schema), schema, supplied)
+        config = checked(compose_keys(command, schema), schema, supplied, lent)
     if command.show_config:
         sys.stdout.write(shown_config(config, command.package))
         raise SystemExit(0)
@@ -517,15 +521,16 @@ def long_key(text: str, schema: type[Section]) -> str:
     return text
 
 
-def checked(keys: Keys, schema: type[SchemaT], supplied: Collection[str] = ()) -> SchemaT:
+def checked(keys: Keys, schema: type[SchemaT], supplied: Collection[str] = (), lent: Collection[str] = ()) -> SchemaT:
     """Make the config of the schema's defaults and `keys`. Raises ConfigError as `load_config` does.
 
-    supplied: keys whose part a script gives as objects.
+    supplied: keys whose part a script gives as objects. lent: keys with the defaults of another trainer; such a key
+    without effect is no mistake of the user's.
     """
     values = resolve(keys, schema)
     values |= corrected(values, keys) | fitting(values, keys) | found_files(values, schema)
     config = validate(values, schema, [*keys.faults, *faults_of_names(keys, schema)])
-    say(check(config, keys.given, lambda: set_by_us(keys, schema), supplied))
+    say(check(config, keys.given, lambda: {*set_by_us(keys, schema), *lent}, supplied))
     for reading in keys.readings:
         say(reading.notes(config, keys.typed))
     return config

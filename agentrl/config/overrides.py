@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
 from typing import Protocol
@@ -22,7 +23,18 @@ class _Named(Protocol):
 
 Value = str | int | float | bool | Path | Sequence["Value"] | Mapping[str, "Value"] | _Named | None
 """Values that a key can be set to."""
-Overrides = Mapping[str, Value] | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """Keys that the arguments of another trainer stand for."""
+
+    keys: Mapping[str, Value]
+    lent: Collection[str]
+    """Those with that trainer's defaults; one without an effect is no mistake of the user's."""
+
+
+Overrides = Mapping[str, Value] | Sequence[str] | Translation
 """Values by dotted key, {"trainer.seed": 2}, or arguments of a command line, ["trainer.seed=2"]."""
 
 
@@ -35,9 +47,12 @@ def as_config(given: Config | Overrides, supplied: Collection[str] = ()) -> Conf
     """
     if isinstance(given, Config):
         return given
+    lent: Collection[str] = ()
+    if isinstance(given, Translation):
+        lent, given = given.lent, given.keys
     if isinstance(given, Mapping):
         given = [as_override(key, value) for key, value in given.items()]
-    return load_config(list(given), supplied=supplied)
+    return load_config(list(given), supplied=supplied, lent=lent)
 
 
 def as_override(key: str, value: Value) -> str:

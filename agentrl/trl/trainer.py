@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from agentrl.config.installed import is_installed
-from agentrl.config.overrides import Value
+from agentrl.config.overrides import Translation, Value
 from agentrl.errors import ConfigError, TrainingError, install_extra
 from agentrl.trl.adapters import adapter_keys
 from agentrl.trl.arguments import MODEL, ROLLOUT
@@ -188,6 +188,9 @@ class GRPOTrainer:
         arguments.raise_faults()
         self.keys: dict[str, Value] = {**keys, **self.args.overrides}
         """The run's config, as `agentrl.training` takes it."""
+        plain = translate({}, model=folder, rows=len(train.rows))
+        self._lent = {key for key, value in plain.items() if self.keys[key] == value} - self.args.overrides.keys()
+        """Keys that have TRL's defaults, and that an override may leave without effect."""
         self.__dict__["state"] = TrainerState(max_steps=self._steps * self._batches.updates)
         with_columns = not self.args.remove_unused_columns
         self._rewards = TrlRewards(
@@ -377,7 +380,7 @@ class GRPOTrainer:
         for one in self._data:
             one.write()
         return agentrl.training(
-            {**self.keys, **keys},
+            Translation({**self.keys, **keys}, self._lent),
             loops=self._loops,
             tools=self._tools,
             reward=copy.copy(self._rewards),
@@ -398,7 +401,7 @@ def _check_class(kind: type[GRPOTrainer]) -> None:
     if faults:
         lines = "\n".join(faults)
         raise ConfigError(
-            f"GRPOTrainer: {len(faults)} names of TRL's trainer are overridden, and nothing here would call them. Only "
+            f"GRPOTrainer: these names of TRL's trainer are overridden, and nothing here would call them. Only "
             f"__init__ may be:\n{lines}"
         )
 

@@ -211,6 +211,27 @@ def test_adapters_of_peft_are_trained_and_exported(policy_dir: Path, at_home: Pa
     assert changed and all(name.endswith(("q_proj.weight", "v_proj.weight")) for name in changed)
 
 
+MY_LOSS = """
+from agentrl.algorithms import TokenLoss, declare
+
+@declare(advantage_only=True)
+def reinforce(columns, config):
+    return TokenLoss(-columns.advantages * columns.logprobs, {"mine": columns.mask.sum()})
+"""
+
+
+def test_a_loss_of_ones_own_leaves_trls_clip_without_effect_and_refuses_a_given_one(
+    policy_dir: Path, at_home: Path
+) -> None:
+    Path("my_loss.py").write_text(MY_LOSS)
+    loss = {"actor_rollout_ref.actor.policy_loss.loss_mode": "my_loss.py:reinforce"}
+    trainer_of(policy_dir, max_steps=1, overrides=loss).train()
+    (step,) = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert step["actor/mine"] > 0
+    with naming(ConfigError, "actor_rollout_ref.actor.clip_ratio_low=0.3", "loss_mode=vanilla"):
+        trainer_of(policy_dir, max_steps=1, epsilon=0.3, overrides=loss).train()
+
+
 def test_vllm_that_is_missing_is_refused_in_words(
     policy_dir: Path, at_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
