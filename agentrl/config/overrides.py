@@ -31,7 +31,7 @@ class Translation:
 
     keys: Mapping[str, Value]
     lent: Collection[str]
-    """Those with that trainer's defaults; one without an effect is no mistake of the user's."""
+    """Keys with that trainer's defaults; one without an effect is no mistake of the user's."""
 
 
 Overrides = Mapping[str, Value] | Sequence[str] | Translation

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -189,7 +190,9 @@ class GRPOTrainer:
         self.keys: dict[str, Value] = {**keys, **self.args.overrides}
         """The run's config, as `agentrl.training` takes it."""
         plain = translate({}, model=folder, rows=len(train.rows))
-        self._lent = {key for key, value in plain.items() if self.keys[key] == value} - self.args.overrides.keys()
+        self._lent = {
+            key for key, value in plain.items() if key in self.keys and self.keys[key] == value
+        } - self.args.overrides.keys()
         """Keys that have TRL's defaults, and that an override may leave without effect."""
         self.__dict__["state"] = TrainerState(max_steps=self._steps * self._batches.updates)
         with_columns = not self.args.remove_unused_columns
@@ -336,12 +339,15 @@ class GRPOTrainer:
             keys = {"trainer.resume_mode": "auto"}
         elif isinstance(given, str | Path):
             keys = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(given)}
+        began = time.monotonic()
         with self._open(keys, [self._callbacks]) as run:
             self._callbacks.call("on_train_begin")
             losses = [metrics["actor/loss"] for metrics in run if "actor/loss" in metrics]
+        seconds, mean = time.monotonic() - began, sum(losses) / len(losses) if losses else 0.0
+        summary = {"train_runtime": seconds, "train_loss": mean}
+        self._callbacks.log(summary)
         self._callbacks.call("on_train_end")
-        mean = sum(losses) / len(losses) if losses else 0.0
-        return TrainOutput(self.state.global_step, mean, {"train_loss": mean, "epoch": self.state.epoch or 0.0})
+        return TrainOutput(self.state.global_step, mean, {**summary, "epoch": self.state.epoch or 0.0})
 
     def evaluate(self) -> dict[str, float]:
         """Validate on eval_dataset: the policy of the newest checkpoint in output_dir, or the first one without any.

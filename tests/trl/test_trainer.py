@@ -136,7 +136,10 @@ class Watching(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self.events.append(("log", state.global_step))
-        assert logs["learning_rate"] > 0 and logs["rewards/length/mean"] >= 0
+        if "train_runtime" in logs:  # transformers' last entry, of the whole training
+            assert logs["train_runtime"] > 0 and "train_loss" in logs
+        else:
+            assert logs["learning_rate"] > 0 and logs["rewards/length/mean"] >= 0
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.events.append(("end", state.global_step))
@@ -162,7 +165,7 @@ def test_callbacks_history_evaluation_and_resuming(policy_dir: Path, at_home: Pa
     result = trainer.train()
     assert result.global_step == 2 and trainer.state.global_step == 2
     assert watching.events == [
-        *(("begin", 0), ("step", 1), ("log", 1), ("step", 2), ("log", 2), ("end", 2)),
+        *(("begin", 0), ("step", 1), ("log", 1), ("step", 2), ("log", 2), ("log", 2), ("end", 2)),
     ]
     assert set(seen) == {0, 1}
     history = [entry for entry in trainer.state.log_history if "reward" in entry]
@@ -174,7 +177,8 @@ def test_callbacks_history_evaluation_and_resuming(policy_dir: Path, at_home: Pa
 
     again = trainer_of(policy_dir, max_steps=3)
     assert again.train(resume_from_checkpoint=True).global_step == 3
-    assert [entry["step"] for entry in again.state.log_history] == [3]
+    assert [entry["step"] for entry in again.state.log_history] == [3, 3]
+    assert again.state.log_history[-1]["train_runtime"] > 0
 
 
 def test_several_optimizer_steps_a_generation_have_falling_rates(policy_dir: Path, at_home: Path) -> None:
@@ -191,8 +195,8 @@ def test_several_optimizer_steps_a_generation_have_falling_rates(policy_dir: Pat
     trainer = trainer_of(policy_dir, per_device_train_batch_size=4, max_steps=8, logging_steps=3, **gspo)
     result = trainer.train()
     assert result.global_step == 8
-    history = trainer.state.log_history
-    assert [entry["step"] for entry in history] == [4, 8]
+    *history, last = trainer.state.log_history
+    assert [entry["step"] for entry in history] == [4, 8] and last["train_loss"] == result.training_loss
     for entry in history:  # the whole loss, as TRL's
         assert entry["kl"] > 1e-3 and entry["loss"] == pytest.approx(entry["actor/pg_loss"] + 0.1 * entry["kl"])
     assert result.training_loss == pytest.approx(sum(entry["loss"] for entry in history) / 2)
