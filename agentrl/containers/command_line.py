@@ -24,6 +24,7 @@ from typing import IO
 
 from agentrl.containers.contract import KEY, Container, ContainerFailed, ContainerOptions, Containers, Spec, Unfit
 from agentrl.errors import ConfigError
+from agentrl.system.cancellation import started
 from agentrl.system.owner import PREFIX, is_left, new_folder, new_name, own_folder, remove, remove_left_folders
 from agentrl.system.processes import Process, SharedProcess
 
@@ -187,7 +188,7 @@ class CommandLine(Containers):
         self, *words: str, stdin: IO[bytes] | int = asyncio.subprocess.DEVNULL
     ) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamReader]]:
         """Start a command in its folder and environment, with its stdout and stderr; kill it when this is left."""
-        process = await asyncio.create_subprocess_exec(
+        starting = asyncio.create_subprocess_exec(
             *words,
             stdin=stdin,
             stdout=asyncio.subprocess.PIPE,
@@ -196,6 +197,7 @@ class CommandLine(Containers):
             cwd=self._here,
             start_new_session=True,
         )
+        process = await started(starting, lambda one: one._transport.close())  # type: ignore[attr-defined]
         assert process.stdout is not None and process.stderr is not None
         try:
             yield process, process.stdout, process.stderr

@@ -1,4 +1,4 @@
-"""Cancellation by request, and cancellation that leaks out of an awaited object.
+"""Cancellation by request, one that leaks out of an awaited object, and one that meets the start of a process.
 
 A task that awaits a cancelled future, or a library that cancels a scope of its own, raises CancelledError although
 nobody cancelled the task. Taken for a cancellation, such an error would end the task without a word to its waiters.
@@ -7,10 +7,26 @@ nobody cancelled the task. Taken for a cancellation, such an error would end the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from agentrl.errors import InfrastructureError
+
+T = TypeVar("T")
+
+
+async def started(starting: Awaitable[T], undo: Callable[[T], object]) -> T:
+    """Start a process to the end, also where the task is cancelled meanwhile; the process is then undone.
+
+    asyncio's own start of a process waits for ever where it is cancelled before the pipes are connected.
+    """
+    task = asyncio.ensure_future(starting)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        undo(await task)
+        raise
 
 
 def is_being_cancelled() -> bool:

@@ -224,7 +224,7 @@ class Connections:
 
 
 class Listener(socket.socket):
-    """Listening socket with a long queue; its length does not depend on the connections that are accepted at once."""
+    """Listening socket with a long queue, whatever number of connections is accepted at once."""
 
     def listen(self, backlog: int = QUEUE, /) -> None:
         super().listen(QUEUE)

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from agentrl.system.cancellation import started
+
 TAIL = 16 << 10
 """Bytes of a process's output that are kept."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -108,9 +110,10 @@ class LocalProcess(Process, asyncio.SubprocessProtocol):
     ) -> LocalProcess:
         """Start a command in `folder`; None: in this process's. Raises OSError."""
         process = cls(secret, most)
-        transport, _ = await asyncio.get_running_loop().subprocess_exec(
+        starting = asyncio.get_running_loop().subprocess_exec(
             lambda: process, *command, env=environment, cwd=folder, start_new_session=True
         )
+        transport, _ = await started(starting, lambda one: one[0].close())
         process._transport, process.pid = transport, transport.get_pid()
         _WATCH.tell(process.pid)
         return process

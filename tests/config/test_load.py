@@ -218,7 +218,7 @@ def test_nearest_prefers_the_same_section() -> None:
         ("data.train_batch_size=abc", "data.train_batch_size", "'abc'"),
         ("data.train_batch_size=0", "data.train_batch_size", "found 0"),
         ("data.shuffle=maybe", "data.shuffle", "'maybe'"),
-        ("data.train_files=[[1]]", ("data.train_files", "given"), "[[1]]"),
+        ("data.train_files=[[1]]", "data.train_files", "[[1]]"),
         (f"{ACTOR}.optim.betas=[0.1]", f"{ACTOR}.optim.betas", "[0.1]"),
         (f"{ACTOR}.optim.lr=nan", f"{ACTOR}.optim.lr", "nan"),
         (f"{ACTOR}.loss_agg_mode=mean", f"{ACTOR}.loss_agg_mode", "'token-mean'"),

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from agentrl.errors import InfrastructureError
-from agentrl.system.cancellation import is_being_cancelled, leaked_cancellation_fails
+from agentrl.system.cancellation import is_being_cancelled, leaked_cancellation_fails, started
 from tests.naming import naming
+from tests.waiting import SECONDS, until
 
 
 async def of_something_awaited() -> None:
@@ -54,3 +55,25 @@ async def test_a_deadline_around_it_is_kept() -> None:
 def test_a_thread_without_an_event_loop() -> None:
     with pytest.raises(InfrastructureError), leaked_cancellation_fails("the scorer"):
         raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("turns", range(1, 12))
+async def test_a_start_that_is_cancelled_early_ends_and_leaves_no_process(turns: int) -> None:
+    begun: list[asyncio.subprocess.Process] = []
+
+    async def start() -> asyncio.subprocess.Process:
+        begun.append(await asyncio.create_subprocess_exec("sleep", "3600", stdout=asyncio.subprocess.PIPE))
+        return begun[0]
+
+    task = asyncio.create_task(started(start(), lambda one: one.kill()))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    async with asyncio.timeout(SECONDS):
+        try:
+            await task
+        except asyncio.CancelledError:
+            assert task.cancelled()
+        else:
+            begun[0].kill()
+    await until(lambda: not begun or begun[0].returncode is not None)

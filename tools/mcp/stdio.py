@@ -23,6 +23,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.client._transport import TransportStreams
 from mcp.shared.message import SessionMessage
 
+from agentrl.system.cancellation import started
 from tools.mcp.servers import StdioServer
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class StdioLink:
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[TransportStreams]:
         """Start the server; when this is left, it has ended or was killed, with all that it has started."""
-        process = await asyncio.create_subprocess_exec(
+        starting = asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *self.server.command),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -70,6 +71,7 @@ class StdioLink:
             cwd=self.server.cwd,
             start_new_session=True,  # Ctrl-C in the terminal is ours
         )
+        process = await started(starting, lambda one: one._transport.close())  # type: ignore[attr-defined]
         self.pid = process.pid
         incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
