@@ -159,7 +159,8 @@ class OnlyWith(Rule):
         if key not in values.given or values.all[key] in self.off:
             return []
         here = found(self.conditions, place)
-        if not here or any(key in values.supplied or condition.holds(values.all[key]) for key, condition in here):
+        met = (other in values.supplied or condition.holds(values.all[other]) for other, condition in here)
+        if not here or any(met):
             return []
         return [f"{key}={shown(values.all[key])} has no effect: it needs {self._needed(place)}"]
 

@@ -24,7 +24,7 @@ from typing import IO
 
 from agentrl.containers.contract import KEY, Container, ContainerFailed, ContainerOptions, Containers, Spec, Unfit
 from agentrl.errors import ConfigError
-from agentrl.system.cancellation import started
+from agentrl.system.cancellation import completed
 from agentrl.system.owner import PREFIX, is_left, new_folder, new_name, own_folder, remove, remove_left_folders
 from agentrl.system.processes import Process, SharedProcess
 
@@ -197,7 +197,7 @@ class CommandLine(Containers):
             cwd=self._here,
             start_new_session=True,
         )
-        process = await started(starting, lambda one: one._transport.close())  # type: ignore[attr-defined]
+        process = await completed(starting, lambda one: one._transport.close())  # type: ignore[attr-defined]
         assert process.stdout is not None and process.stderr is not None
         try:
             yield process, process.stdout, process.stderr

@@ -112,14 +112,14 @@ class Branches:
 
     async def prompt_tokens(self, asked: Asked) -> int:
         """Count the tokens of the prompt that a call would have. Nothing is recorded. Raises ApiError."""
-        if found := self.found(asked):
+        if found := self._found(asked):
             checkpoint = next((one for one in found if _is_free(one)), found[-1])
             rest = _new_messages(checkpoint, asked.messages)
             more = (await self._bridge(checkpoint, rest, asked))[0] if rest else []
             return checkpoint.tokens + len(more)
         return len((await self._render(asked, self._tool_lists.get(asked.digests[0], asked.tools)))[0])
 
-    def found(self, asked: Asked) -> list[Checkpoint[Branch]]:
+    def _found(self, asked: Asked) -> list[Checkpoint[Branch]]:
         """Find the places that a call continues."""
         # By messages, not by re-rendering: sampled tokens stay as they were sampled, even where the template would
         # write them otherwise.
@@ -136,7 +136,7 @@ class Branches:
 
         Raises ApiError.
         """
-        found, opened = self.found(asked), len(self.all)
+        found, opened = self._found(asked), len(self.all)
         cause = "branched" if found else self._cause(asked)
         if cause == "reasoning":
             self._host.count("openai_reasoning_left_out")

@@ -16,7 +16,7 @@ from agentrl.errors import InfrastructureError
 T = TypeVar("T")
 
 
-async def started(starting: Awaitable[T], undo: Callable[[T], object]) -> T:
+async def completed(starting: Awaitable[T], undo: Callable[[T], object]) -> T:
     """Start a process to the end, also where the task is cancelled meanwhile; the process is then undone.
 
     asyncio's own start of a process waits for ever where it is cancelled before the pipes are connected.

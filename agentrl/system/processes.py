@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from agentrl.system.cancellation import started
+from agentrl.system.cancellation import completed
 
 TAIL = 16 << 10
 """Bytes of a process's output that are kept."""
@@ -113,7 +113,7 @@ class LocalProcess(Process, asyncio.SubprocessProtocol):
         starting = asyncio.get_running_loop().subprocess_exec(
             lambda: process, *command, env=environment, cwd=folder, start_new_session=True
         )
-        transport, _ = await started(starting, lambda one: one[0].close())
+        transport, _ = await completed(starting, lambda one: one[0].close())
         process._transport, process.pid = transport, transport.get_pid()
         _WATCH.tell(process.pid)
         return process

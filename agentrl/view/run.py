@@ -9,7 +9,7 @@ import itertools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import orjson
 import pyarrow as pa
@@ -57,6 +57,10 @@ class Run:
         self._names: dict[str, Part] = {}
         self._version = 0
         self._config: Mapping[str, JSON] | None = None
+        self.writers: Sequence[Writer] = ()
+        """The versions that wrote a run, the last of them last."""
+        self._record: Stamp | None = None
+        """The file that `writers` were read of."""
         self._tokens: TokenTexts | None = None
         self._tables: OrderedDict[Hashable, pa.Table] = OrderedDict()
 
@@ -87,6 +91,8 @@ class Run:
                 for lines, name in ((self.metrics, "metrics.jsonl"), (self.alarms, "alarms.jsonl")):
                     stamp = files.get(name)
                     changed |= lines.refresh(None if stamp is None else stamp.size)
+                if (record := files.get(RECORD)) != self._record:
+                    self.writers, self._record = writers_in(self.folder.read(RECORD)), record
             self._names = names
             self._version += changed
             self._listed = time.monotonic()
@@ -129,11 +135,6 @@ class Run:
             text = self.folder.read("config.yaml") if self.kind == "run" else None
             self._config = _config(text) if text is not None and len(text) <= MOST_CONFIG else {}
         return self._config
-
-    @property
-    def writers(self) -> list[Writer]:
-        """The versions that wrote a run, the last of them last."""
-        return writers_in(self.folder.read(RECORD)) if self.kind == "run" else []
 
     @property
     def tokens(self) -> TokenTexts:

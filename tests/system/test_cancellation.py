@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentrl.errors import InfrastructureError
-from agentrl.system.cancellation import is_being_cancelled, leaked_cancellation_fails, started
+from agentrl.system.cancellation import completed, is_being_cancelled, leaked_cancellation_fails
 from tests.naming import naming
 from tests.waiting import SECONDS, until
 
@@ -65,7 +65,7 @@ async def test_a_start_that_is_cancelled_early_ends_and_leaves_no_process(turns:
         begun.append(await asyncio.create_subprocess_exec("sleep", "3600", stdout=asyncio.subprocess.PIPE))
         return begun[0]
 
-    task = asyncio.create_task(started(start(), lambda one: one.kill()))
+    task = asyncio.create_task(completed(start(), lambda one: one.kill()))
     for _ in range(turns):
         await asyncio.sleep(0)
     task.cancel()

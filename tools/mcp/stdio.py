@@ -23,7 +23,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.client._transport import TransportStreams
 from mcp.shared.message import SessionMessage
 
-from agentrl.system.cancellation import started
+from agentrl.system.cancellation import completed
 from tools.mcp.servers import StdioServer
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class StdioLink:
             cwd=self.server.cwd,
             start_new_session=True,  # Ctrl-C in the terminal is ours
         )
-        process = await started(starting, lambda one: one._transport.close())  # type: ignore[attr-defined]
+        process = await completed(starting, lambda one: one._transport.close())  # type: ignore[attr-defined]
         self.pid = process.pid
         incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
