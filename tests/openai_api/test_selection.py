@@ -15,7 +15,7 @@ from agentrl.errors import CodeError, ConfigError
 from agentrl.openai_api.selection import Kind, Selection, SessionTranscript, leave_out, main_of
 from tests.naming import Names, assert_names
 from tests.openai_api.conftest import ADD, Open, scripted
-from tests.openai_api.programs import QUESTION, leave_at
+from tests.openai_api.programs import QUESTION, leave_at, request
 from tests.waiting import until
 
 LIMITS = {"max_assistant_turns": 40, "max_response_tokens": 6000, "max_model_len": 20_000}
@@ -73,6 +73,7 @@ def trained(open: Open, train: str | Sequence[str] = "main", *, by_tools: bool =
     return found
 
 
+TITLE = {"messages": [user("Title?")], "stream": True}
 MAIN, SUB, SIDE = ("main", True), ("sub_agent", True), ("side_call", False)
 
 
@@ -270,21 +271,27 @@ async def test_a_session_whose_every_answer_broke_its_promise_is_trained_on(chat
     assert set(trained(open).values()) == {MAIN} and len(open.trajectory.transcripts) == 4
 
 
-async def test_an_answer_that_was_not_read_is_not_the_last_one(chat: Chat) -> None:
-    """The program leaves a title's answer; its main conversation ended before."""
-
-    async def act(open: Open) -> None:
+async def test_an_answer_of_which_nothing_was_read_is_not_in_the_record(chat: Chat) -> None:
+    """The program leaves before the first token of a title; its main conversation ended before."""
+    async with scripted(chat, ["5", "Sums"]) as (service, engine), service.session() as open:
         await Talk(open).ask(QUESTION)
-        body = {"messages": [user("Title?")], "stream": True}
-        await asyncio.to_thread(leave_at, f"{open.base_url}/chat/completions", body, b"word", 500)
+        engine.all_run.clear()
+        engine.together = 2  # The call would wait for another one.
+        connection = await asyncio.to_thread(request, f"{open.base_url}/chat/completions", TITLE)
+        await until(lambda: engine.running == 1)
+        connection.close()
         await until(lambda: not open.session._tasks)
-
-    async with (
-        scripted(chat, ["5", "word " * 5000], max_model_len=40_000, max_response_tokens=30_000) as (service, _),
-        service.session() as open,
-    ):
-        await act(open)
     assert trained(open) == {"5": MAIN}
+
+
+async def test_an_answer_that_was_read_in_part_is_not_the_last_one(chat: Chat) -> None:
+    """The program leaves in the middle of a title; its main conversation ended before."""
+    async with scripted(chat, ["5", "Sums of numbers"]) as (service, engine), service.session() as open:
+        await Talk(open).ask(QUESTION)
+        engine.held_behind = "Sums of"
+        await asyncio.to_thread(leave_at, f"{open.base_url}/chat/completions", TITLE, b" of", 65536)
+        await until(lambda: not open.session._tasks)
+    assert trained(open) == {"5": MAIN, "Sums of": SIDE}
 
 
 async def test_names_of_models(chat: Chat) -> None:

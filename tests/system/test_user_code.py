@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import http.client
 import inspect
@@ -120,10 +121,12 @@ def has_status(error: BaseException) -> bool:
 
 @pytest.mark.parametrize("error", [one for one in (*FAULTS, *ERRORS) if not has_status(one)], ids=repr)
 def test_a_traceback_says_the_same_as_the_error_itself(error: BaseException) -> None:
+    for one in (error, error.__cause__, getattr(error.__cause__, "__cause__", None)):  # As real ones, with frames.
+        with contextlib.suppress(BaseException):
+            raise one or error
     written = "".join(traceback.format_exception(error))
     first = "Traceback (most recent call last):\n  File 'x', line 1, in x\nKeyError: 'logged before'\n\n"
-    headed = written if written.startswith(("Traceback", "  +")) else f"Traceback (most recent call last):\n{written}"
-    found = read_traceback(f"{first}{headed}")
+    found = read_traceback(f"{first}{written}")
     if isinstance(error, BaseExceptionGroup):
         assert found is None
         return
