@@ -27,6 +27,7 @@ from agentrl.checkpoint.manifest import (
     name_of,
     seal,
     step_of,
+    steps_in,
     verified,
 )
 from agentrl.checkpoint.remote import ObjectStore
@@ -154,7 +155,7 @@ class CheckpointManager:
 
         Raises CheckpointError when there are checkpoints but no usable one.
         """
-        steps, faults = self._steps(), list[str]()
+        steps, faults = steps_in(self.dir), list[str]()
         for step in sorted(steps, reverse=True):
             try:
                 self._verified(steps[step])
@@ -172,11 +173,11 @@ class CheckpointManager:
 
     def steps_kept(self) -> list[int]:
         """List the steps of the checkpoints that are there, whether or not they are undamaged."""
-        return sorted(self._steps())
+        return sorted(steps_in(self.dir))
 
     def newest(self) -> Path | None:
         """The newest checkpoint by its name, whether or not it is undamaged; None without any."""
-        steps = self._steps()
+        steps = steps_in(self.dir)
         return steps[max(steps)] if steps else None
 
     def fetch(self, display: Display) -> None:
@@ -186,7 +187,7 @@ class CheckpointManager:
         """
         if self.store is None:
             return
-        here = max((step for step, path in self._steps().items() if self._is_whole(path)), default=-1)
+        here = max((step for step, path in steps_in(self.dir).items() if self._is_whole(path)), default=-1)
         for step in sorted((step for step in self.store.steps() if step > here), reverse=True):
             if self._download(self.store, step, display):
                 display.note(f"{name_of(step)} comes from {self.store.url}; what is here is older")
@@ -228,7 +229,7 @@ class CheckpointManager:
         Raises CheckpointError when it is missing, damaged, of another format, or of another fingerprint.
         """
         if not path.is_dir():
-            there = ", ".join(found.name for _, found in sorted(self._steps().items())) or "none"
+            there = ", ".join(found.name for _, found in sorted(steps_in(self.dir).items())) or "none"
             raise CheckpointError(f"{path}: there is no such checkpoint. In {self.dir} there are: {there}")
         record = self._verified(path)
         self.best.set(record.best)
@@ -264,10 +265,6 @@ class CheckpointManager:
         except DamagedCheckpointError:
             return False
         return True
-
-    def _steps(self) -> dict[int, Path]:
-        found = ((step_of(path.name), path) for path in self.dir.glob("step_*") if path.is_dir())
-        return {step: path for step, path in found if step is not None}
 
     def clean_up(self) -> None:
         """Remove the leftovers of a killed process's saves. Called before the first save."""
@@ -306,7 +303,7 @@ class CheckpointManager:
 
         best: a step whose checkpoint stays.
         """
-        steps = self._steps()
+        steps = steps_in(self.dir)
         abandoned = sorted(found for found in steps if found > step)
         if abandoned:
             self._warn(f"removing checkpoints of steps {abandoned}: the run went on from an earlier one")
@@ -317,7 +314,7 @@ class CheckpointManager:
         flush_to_disk(self.dir)
         self.published = True
         if self.keep is not None:
-            kept = sorted(self._steps().items())
+            kept = sorted(steps_in(self.dir).items())
             removed += [self._set_aside(path, _REMOVED) for found, path in kept[: -self.keep] if found != best]
         for path in removed:
             _remove(path)
@@ -328,7 +325,7 @@ class CheckpointManager:
     def _check_room(self, final: Path) -> int:
         """Free bytes. Raises CheckpointError when they are fewer than the newest checkpoint's size."""
         free = shutil.disk_usage(self.dir).free
-        steps = self._steps()
+        steps = steps_in(self.dir)
         if steps:
             newest = steps[max(steps)]
             needed = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())

@@ -27,6 +27,8 @@ from agentrl.system.versions import Format, named_writer, package_versions
 
 FORMAT = Format(3, 3)
 STATE_FILE = "state.json"
+CHECKPOINTS = "checkpoints"
+"""Folder of a run's checkpoints, in its own."""
 _NAME = re.compile(r"step_([0-9]{6,})")
 _AT_ONCE = 8
 """Files whose checksums are computed at the same time."""
@@ -100,6 +102,12 @@ def step_of(name: str) -> int | None:
     """The step of a checkpoint's folder; None where it is named otherwise."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match is not None and name_of(int(match[1])) == name else None
+
+
+def steps_in(folder: Path) -> dict[int, Path]:
+    """Find the published checkpoints in a folder, by step."""
+    found = ((step_of(path.name), path) for path in folder.glob("step_*") if path.is_dir())
+    return {step: path for step, path in found if step is not None}
 
 
 def seal(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.checkpoint.manifest import STATE_FILE, verified
+from agentrl.checkpoint.manifest import CHECKPOINTS, STATE_FILE, steps_in, verified
 from agentrl.config import Config
 from agentrl.engines.contract import SamplingParams
 from agentrl.errors import CheckpointError, DataError
@@ -105,7 +105,7 @@ def checkpoint_of(run: Path, version: int) -> Path | None:
         return None
     there: dict[int, Path] = {}
     partial = list[str]()
-    for path in sorted((run / "checkpoints").glob("step_*")):
+    for _, path in sorted(steps_in(run / CHECKPOINTS).items()):
         if (path / STATE_FILE).is_file():
             there[version_of(path)] = path
         else:
@@ -114,7 +114,7 @@ def checkpoint_of(run: Path, version: int) -> Path | None:
         return there[version]
     known = ", ".join(f"{path.name} (version {found})" for found, path in there.items()) or "none"
     raise CheckpointError(
-        f"{run / 'checkpoints'}: want the weights of version {version}, which sampled the trajectory, found {known}"
+        f"{run / CHECKPOINTS}: want the weights of version {version}, which sampled the trajectory, found {known}"
         f"{''.join(partial)}. "
         "Name another with --checkpoint, to see what it would have sampled; trainer.save_freq and "
         "trainer.max_actor_ckpt_to_keep say which are kept"

@@ -90,6 +90,9 @@ class LiveLoop(AgentLoop):
             store.expire(now - self.options.feedback_window, endpoint.open)
             # A prompt that ran before, in a process that was killed, is given its session again.
             again = store.taken_by(ordinal)
+            if again is not None and again.record is None:
+                store.end(again.id, Fate.DELETED)
+                again = None
             known = [] if again is None or again.oldest is None else [(again.id, again.oldest)]
             for id, oldest in known + store.ready(now - self.options.idle_seconds, endpoint.open):
                 if episode.takes_version(oldest):

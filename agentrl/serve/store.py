@@ -72,6 +72,8 @@ class Fate(StrEnum):
     """Weights sampled it that the run, which went on from an earlier checkpoint, does not have."""
     NOT_TAKEN = "not_taken"
     """No answer reached its client."""
+    DELETED = "deleted"
+    """Its tokens were deleted after its training, and the run went back to a checkpoint from before it."""
 
 
 class FeedbackFate(StrEnum):
@@ -110,7 +112,8 @@ class StoredSession:
     """Version of the oldest sampled token."""
     newest: int | None
     record: bytes | None
-    """Trajectory, as the journal writes it; None: it ended without being trained on."""
+    """Trajectory, as the journal writes it; None: it ended without being trained on, or no process trains on it
+    again."""
     state: str | None
     """JSON from which it goes on; None: it does not."""
     score: float | None
@@ -307,6 +310,13 @@ class Store:
         with self._transaction():
             self._link.execute(f"UPDATE sessions SET prompt = ?, state = NULL WHERE id = ? AND {IS_OPEN}", (prompt, id))
             self._link.execute("DELETE FROM places WHERE session = ?", (id,))
+
+    def forget(self, prompts: Collection[int]) -> None:
+        """Delete the tokens of the sessions that these prompts took: no process runs the prompts again."""
+        found = self._link.execute("SELECT prompt FROM sessions WHERE prompt IS NOT NULL AND record IS NOT NULL")
+        if ended := [one for one in found.fetchall() if one[0] in prompts]:
+            with self._transaction():
+                self._link.executemany("UPDATE sessions SET record = NULL WHERE prompt = ?", ended)
 
     def end(self, id: str, fate: Fate) -> None:
         """End a session that is not trained on; its tokens are deleted."""

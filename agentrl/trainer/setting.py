@@ -12,6 +12,7 @@ from agentrl.chat import Chat
 from agentrl.checkpoint.best import BestBy
 from agentrl.checkpoint.export import exported_step
 from agentrl.checkpoint.manager import CheckpointManager, reading_state, step_in
+from agentrl.checkpoint.manifest import CHECKPOINTS
 from agentrl.checkpoint.recovery import check_same_form, choose_checkpoint, remark_on_schedule, step_to_export
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config, TuningConfig
@@ -85,7 +86,7 @@ def open_setting(
     with ExitStack() as stack:
         folder = stack.enter_context(closing(RunFolder(config, store, display)))
         checkpoints = CheckpointManager(
-            local / "checkpoints",
+            local / CHECKPOINTS,
             keep=keep,
             fingerprint={**fingerprint, **keys.fingerprint},
             store=store,

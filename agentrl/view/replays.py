@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
+from agentrl.checkpoint.manifest import CHECKPOINTS, steps_in
 from agentrl.engines.servers.starter import STARTER
 from agentrl.errors import DataError, UserError
 from agentrl.system.json_value import JSON, as_list, as_object
@@ -234,7 +235,7 @@ class Replays:
 
 def _checkpoints(run: Run) -> dict[str, Path]:
     """Find a run's checkpoints by their names."""
-    return {path.name: path for path in Path(run.folder.path).glob("checkpoints/step_*") if path.is_dir()}
+    return {path.name: path for path in steps_in(Path(run.folder.path) / CHECKPOINTS).values()}
 
 
 def _command(run: Run, uid: str, wanted: Wanted, out: Path, *, trust: bool) -> list[str]:

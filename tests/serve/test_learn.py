@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.checkpoint.manifest import CHECKPOINTS, steps_in
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.serve.__main__ import main
@@ -110,13 +111,21 @@ def check_each_once(run: Path, people: People, steps: int) -> None:
     files = sorted((run / "trajectories").glob("train_*.parquet"))
     assert len(files) == steps
     seen = 0
+    oldest = min(steps_in(run / CHECKPOINTS))
+    assert oldest == steps - 1
     for file, batch in zip(files, batches, strict=True):
         ordinals = [one for first, end in batch["trained"] for one in range(first, end)]
         for ordinal, trajectory in zip(sorted(ordinals), read_trajectories(file), strict=True):
             taken = by_prompt[ordinal]
-            assert taken.record is not None
-            (recorded,) = trajectories_in(taken.record)
-            assert [one.ids for one in trajectory.transcripts] == [one.ids for one in recorded.transcripts]
+            if batch["step"] < oldest:
+                assert taken.record is None, "its step is behind every checkpoint"
+            elif batch["step"] > oldest:
+                assert taken.record is not None
+            if taken.record is not None:
+                (recorded,) = trajectories_in(taken.record)
+                assert [one.ids for one in trajectory.transcripts] == [one.ids for one in recorded.transcripts]
+            texts = {turn.text for turn in trajectory.turns if turn.role == "assistant"}
+            assert texts.issuperset(people.said.get(taken.id, ())), "an answer that was sent is trained on"
             assert trajectory.score == taken.score, "its feedback, once"
             seen += 1
     assert seen == 4 * steps

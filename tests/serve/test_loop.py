@@ -166,3 +166,17 @@ def test_people_may_take_longer_than_any_deadline(opened: Opened, config: Config
         step(bench, 1, people)
         assert seen == [{}], "a silence of people is not told as a stall"
         assert bench.scores[0].count(None) == 0
+
+
+def test_a_session_whose_tokens_were_deleted_is_not_given_again(opened: Opened, tmp_path: Path) -> None:
+    """The run goes back to its start, of which no checkpoint was kept."""
+    with opened(1, 1, loop=LiveLoop(OPTIONS)) as bench:
+        step(bench, 1, lambda: talk(names("s", B)))
+    store = Store(tmp_path / "run" / STORE_FILE)
+    store.forget(range(B))
+    store.close()
+    with opened(1, 1, loop=LiveLoop(OPTIONS)) as again:
+        step(again, 1, lambda: talk(names("t", B)))
+    found = fates(tmp_path)
+    assert {found[name] for name in names("s", B)} == {Fate.DELETED}
+    assert {found[name] for name in names("t", B)} == set(range(B))

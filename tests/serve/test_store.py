@@ -92,6 +92,18 @@ class TestSessions:
         store.take(id, 6)
         assert store.taken_by(6) is None
 
+    def test_tokens_of_prompts_that_no_process_runs_again_are_deleted(self, store: Store) -> None:
+        for prompt, name in enumerate(("one", "two")):
+            given(store, kept(store, name), 1.0)
+            store.take(name, prompt)
+        kept(store, "open")
+        store.forget({0, 7})
+        records = {one.id: one.record for one in store.sessions()}
+        assert records == {"one": None, "two": b"record", "open": b"record"}
+        again = store.taken_by(0)
+        assert again is not None and (again.id, again.score) == ("one", 1.0)
+        assert given(store, "one", 2.0) is FeedbackFate.LATE
+
     def test_the_oldest_tokens_come_first(self, store: Store) -> None:
         for name, oldest, now in (("new", 3, 1.0), ("old", 1, 2.0), ("busy", 0, 9.0), ("open", 0, 1.0)):
             given(store, kept(store, name, oldest=oldest, now=now), 1.0)
