@@ -45,7 +45,7 @@ from agentrl.config.keys import (
     unknown_keys,
 )
 from agentrl.config.read_back import END, EVERY_KEY, is_read_back, refuse_cut, refuse_other_files, refuse_uses
-from agentrl.config.rules import NamesFile
+from agentrl.config.rules import NO_SCRIPT, FromScript, NamesFile
 from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import OF_STALE_TOKENS
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
@@ -76,14 +76,11 @@ def load_config(
     schema: type[SchemaT] = Config,  # type: ignore[assignment]
     *,
     about: str | None = None,
-    supplied: Collection[str] = (),
-    lent: Collection[str] = (),
+    script: FromScript = NO_SCRIPT,
 ) -> SchemaT:
     """Load `configs/<config_name>.yaml` with the overrides and flags of a command line.
 
-    about: what `--help` says of a command that has the schema of another. supplied: keys whose part a script gives as
-    objects, so that keys which need them are not without effect. lent: keys with the defaults of another trainer, of
-    which one without effect is no mistake of the user's. `--help` and `--cfg job` print and raise
+    about: what `--help` says of a command that has the schema of another. `--help` and `--cfg job` print and raise
     SystemExit(0). Raises ConfigError with a line for each wrong key. Unknown keys and values of the wrong kind come
     first, then keys that do not fit together.
     """
@@ -93,18 +90,16 @@ def load_config(
             "--multirun: several jobs are run by the commands agentrl.train, agentrl.sft and agentrl.preferences, from "
             "the command line only"
         )
-    return load_command(command, schema, supplied, lent)
+    return load_command(command, schema, script)
 
 
-def load_command(
-    command: CommandLine, schema: type[SchemaT], supplied: Collection[str] = (), lent: Collection[str] = ()
-) -> SchemaT:
+def load_command(command: CommandLine, schema: type[SchemaT], script: FromScript = NO_SCRIPT) -> SchemaT:
     """Load the config of a command for one job, as `load_config` does."""
     with told_as_config_errors():
         if command.info is not None:
             show_info(command, schema)
             raise SystemExit(0)
-        config = checked(compose_keys(command, schema), schema, supplied, lent)
+        config = checked(compose_keys(command, schema), schema, script)
     if command.show_config:
         sys.stdout.write(shown_config(config, command.package))
         raise SystemExit(0)
@@ -521,16 +516,12 @@ def long_key(text: str, schema: type[Section]) -> str:
     return text
 
 
-def checked(keys: Keys, schema: type[SchemaT], supplied: Collection[str] = (), lent: Collection[str] = ()) -> SchemaT:
-    """Make the config of the schema's defaults and `keys`. Raises ConfigError as `load_config` does.
-
-    supplied: keys whose part a script gives as objects. lent: keys with the defaults of another trainer; such a key
-    without effect is no mistake of the user's.
-    """
+def checked(keys: Keys, schema: type[SchemaT], script: FromScript = NO_SCRIPT) -> SchemaT:
+    """Make the config of the schema's defaults and `keys`. Raises ConfigError as `load_config` does."""
     values = resolve(keys, schema)
     values |= corrected(values, keys) | fitting(values, keys) | found_files(values, schema)
     config = validate(values, schema, [*keys.faults, *faults_of_names(keys, schema)])
-    say(check(config, keys.given, lambda: {*set_by_us(keys, schema), *lent}, supplied))
+    say(check(config, keys.given, lambda: {*set_by_us(keys, schema), *script.lent}, script.supplied))
     for reading in keys.readings:
         say(reading.notes(config, keys.typed))
     return config

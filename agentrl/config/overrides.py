@@ -10,6 +10,7 @@ from typing import Protocol
 
 from agentrl.config.hydra_section import quoted
 from agentrl.config.load import load_config
+from agentrl.config.rules import FromScript
 from agentrl.config.sections.training import Config
 from agentrl.errors import ConfigError
 
@@ -47,12 +48,12 @@ def as_config(given: Config | Overrides, supplied: Collection[str] = ()) -> Conf
     """
     if isinstance(given, Config):
         return given
-    lent: Collection[str] = ()
+    script = FromScript(supplied)
     if isinstance(given, Translation):
-        lent, given = given.lent, given.keys
+        script, given = FromScript(supplied, given.lent), given.keys
     if isinstance(given, Mapping):
         given = [as_override(key, value) for key, value in given.items()]
-    return load_config(list(given), supplied=supplied, lent=lent)
+    return load_config(list(given), script=script)
 
 
 def as_override(key: str, value: Value) -> str:

@@ -42,6 +42,19 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class FromScript:
+    """Keys that a rule judges otherwise where a script, and no command line, gives the config."""
+
+    supplied: Collection[str] = ()
+    """Keys whose part the script gives as objects, so that keys which need them are not without effect."""
+    lent: Collection[str] = ()
+    """Keys with the defaults of another trainer, of which one without effect is no mistake of the user's."""
+
+
+NO_SCRIPT = FromScript()
+
+
+@dataclass(frozen=True, slots=True)
 class Values:
     """A config's values by key, and the keys that the user gave."""
 
