@@ -20,7 +20,7 @@ from agentrl.environments.sidecar import EnvironmentOptions, Fields, Sidecar
 from agentrl.errors import ConfigError, DataError, InfrastructureError, UserError
 from agentrl.observe.open import open_display
 from agentrl.system.json_value import JSON
-from data_prep.files import write_parquet
+from data_prep.files import write_splits
 from data_prep.options import positive
 
 
@@ -43,15 +43,19 @@ def main(arguments: list[str] | None = None) -> int:
         with open_display(f"{name} · {given.out}") as display, display.stage("list tasks"):
             listed = asyncio.run(list_tasks(Sidecar(options), given.seed, counts, given.timeout))
         seen: dict[str, Fields] = {}
+        files: dict[Path, list[dict[str, JSON]]] = {}
+        remarks: list[str] = []
         for split, tasks in listed.items():
             new = [task for task in tasks if seen.setdefault(content_of(task), task) is task]
             path = given.out / f"{split}.parquet"
             if not new:
                 why = "that was not listed before" if tasks else "with its task_options"
                 raise DataError(f"{path}: environment {name} lists no task for {split} {why}")
-            write_parquet(path, rows(name, new, split, given.seed))
+            files[path] = rows(name, new, split, given.seed)
             left = f"; {len(tasks) - len(new)} were listed before and are left out" if len(new) < len(tasks) else ""
-            print(f"{path}: {len(new)} tasks{left}", flush=True)
+            remarks.append(f"{path}: {len(new)} tasks{left}")
+        write_splits(files)
+        print(*remarks, sep="\n", flush=True)
     except (UserError, InfrastructureError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

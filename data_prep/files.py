@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -20,10 +20,18 @@ _GROUP_ROWS = 1000
 
 def write_parquet(path: Path, rows: Sequence[Row]) -> None:
     """Write `rows` to `path`; the schema is inferred from all of them. Raises DataError when there are none."""
-    if not rows:
-        raise DataError(f"{path}: there are no rows to write")
-    with writing(path) as temporary:
-        pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), temporary)
+    write_splits({path: rows})
+
+
+def write_splits(files: Mapping[Path, Sequence[Row]]) -> None:
+    """Write the files of one data set, all or none of them, as `write_parquet` writes one."""
+    for path, rows in files.items():
+        if not rows:
+            raise DataError(f"{path}: there are no rows to write")
+    with ExitStack() as written:
+        for path, rows in files.items():
+            temporary = written.enter_context(writing(path))
+            pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), temporary)
 
 
 def write_rows(path: Path, rows: Iterable[Row], schema: pa.Schema) -> int:

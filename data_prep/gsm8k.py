@@ -19,7 +19,7 @@ from typing import Literal
 from agentrl.errors import DataError, UserError
 from agentrl.tool import ToolError
 from agentrl.trajectory import FunctionCall, Message, ToolCall
-from data_prep.files import Row, write_parquet
+from data_prep.files import Row, write_splits
 from data_prep.options import positive, span
 from tools.calculator import CalculatorTool, calculate
 
@@ -67,6 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     if given.interaction and given.agent == "single_turn":
         parser.error("--interaction needs turns to answer: single_turn has one; use --agent tool_agent or both")
     agents: tuple[Agent, ...] = ("tool_agent", "single_turn") if given.agent == "both" else (given.agent,)
+    files: dict[Path, list[Row]] = {}
+    remarks: list[str] = []
     try:
         for split in SPLITS:
             lines = list(enumerate(read(given.source / f"{split}.jsonl")))
@@ -75,23 +77,23 @@ def main(arguments: list[str] | None = None) -> int:
                 for index, problem in (lines[given.problems] if split == "train" else lines)
                 if given.steps is None or problem.steps <= given.steps
             }
-            rows = [
+            path = given.out / f"{split}.parquet"
+            files[path] = [
                 row(problem, agent, split, index, interaction=given.interaction)
                 for index, problem in problems.items()
                 for agent in agents
             ]
-            path = given.out / f"{split}.parquet"
-            write_parquet(path, rows)
-            print(f"{path}: {len(rows)} rows of {len(rows) // len(agents)} problems", flush=True)
+            remarks.append(f"{path}: {len(files[path])} rows of {len(problems)} problems")
             if given.sft and split == "train":
                 path = given.out / "sft.parquet"
                 tools = json.dumps([CalculatorTool.default_schema])
-                conversations = [{"messages": conversation(problem), "tools": tools} for problem in problems.values()]
-                write_parquet(path, conversations)
-                print(f"{path}: {len(problems)} conversations", flush=True)
+                files[path] = [{"messages": conversation(problem), "tools": tools} for problem in problems.values()]
+                remarks.append(f"{path}: {len(problems)} conversations")
+        write_splits(files)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    print(*remarks, sep="\n", flush=True)
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 from agentrl.errors import DataError, UserError
 from agentrl.reward.search_qa import normalise
 from agentrl.system.json_value import JSON
-from data_prep.files import write_parquet
+from data_prep.files import write_splits
 from data_prep.options import positive
 from data_prep.records import Record, read_records
 
@@ -67,14 +67,18 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         train, test = split(given.source, given.train_rows, given.test_rows, given.seed)
-        for name, questions in (("train", train), ("test", test)):
-            rows = [row(question, given.agent, name, index) for index, question in enumerate(questions)]
-            path = given.out / f"{name}.parquet"
-            write_parquet(path, rows)
-            print(f"{path}: {len(rows)} questions", flush=True)
+        files = {
+            given.out / f"{name}.parquet": [
+                row(question, given.agent, name, index) for index, question in enumerate(questions)
+            ]
+            for name, questions in (("train", train), ("test", test))
+        }
+        write_splits(files)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    for path, rows in files.items():
+        print(f"{path}: {len(rows)} questions", flush=True)
     return 0
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from agentrl.errors import UserError
-from data_prep.files import write_parquet
+from data_prep.files import write_splits
 from data_prep.options import positive
 
 KINDS = ("missing_case", "off_by_one", "operator", "wrong_name")
@@ -184,19 +184,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--unseen-rows", type=positive, help="default: as --test-rows")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(arguments)
+    wanted = {
+        "train": (given.train_rows, KINDS),
+        "test": (given.test_rows, KINDS),
+        "unseen": (given.unseen_rows or given.test_rows, (UNSEEN,)),
+    }
     try:
         seen: set[str] = set()
-        for name, count, kinds in (
-            ("train", given.train_rows, KINDS),
-            ("test", given.test_rows, KINDS),
-            ("unseen", given.unseen_rows or given.test_rows, (UNSEEN,)),
-        ):
-            made = rows(count, kinds, Random(f"{given.seed} {name}"), seen)
-            write_parquet(given.out / f"{name}.parquet", made)
-            print(f"{given.out / name}.parquet: {len(made)} repositories with a fault ({', '.join(kinds)})", flush=True)
+        made = {
+            name: rows(count, kinds, Random(f"{given.seed} {name}"), seen) for name, (count, kinds) in wanted.items()
+        }
+        write_splits({given.out / f"{name}.parquet": found for name, found in made.items()})
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    for name, found in made.items():
+        print(f"{given.out / name}.parquet: {len(found)} repositories with a fault ({', '.join(wanted[name][1])})")
     return 0
 
 

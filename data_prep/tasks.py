@@ -32,7 +32,7 @@ from agentrl.openai_api.agent_container import InContainers
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
 from agentrl.openai_api.place import CannotBeJudged, Desk
 from agentrl.system.owner import own_folder
-from data_prep.files import Row, write_parquet, write_text
+from data_prep.files import Row, write_splits, write_text
 from data_prep.options import positive
 
 BUILT = "agentrl-task"
@@ -256,10 +256,12 @@ async def prepare(given: argparse.Namespace) -> int:
     if not kept:
         raise UserError(f"--folder {given.folder}: no task can be used, so nothing was written")
     tests = kept[::PER_TEST_ROW] if len(kept) >= PER_TEST_ROW else []
-    for name, some in (("train", [task for task in kept if task not in tests]), ("test", tests)):
-        if some:
-            write_parquet(given.out / f"{name}.parquet", [task.row(given.tool) for task in some])
-            print(f"{given.out / name}.parquet: {len(some)} tasks")
+    splits = {"train": [task for task in kept if task not in tests], "test": tests}
+    files = {given.out / f"{name}.parquet": [task.row(given.tool) for task in some] for name, some in splits.items()}
+    files = {path: some for path, some in files.items() if some}
+    write_splits(files)
+    for path, some in files.items():
+        print(f"{path}: {len(some)} tasks")
     # One pattern for all images that share the first part of a long name.
     images = sorted({re.sub(r"/[^/]*$", "/*", task.image) for task in kept})
     if given.tool is None:

@@ -7,7 +7,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from agentrl.errors import DataError
+from data_prep.files import write_splits
 from data_prep.gsm8k import main
+from tests.naming import naming
 
 LINES = [
     {"question": "Two and two?", "answer": "It is 2+2=<<2+2=4>>4.\n#### 4"},
@@ -89,6 +92,28 @@ def test_a_range_takes_training_problems_alone(tmp_path: Path) -> None:
     read = {name: pq.read_table(out / f"{name}.parquet").to_pylist() for name in ("train", "test", "sft")}
     assert [row["extra_info"]["index"] for row in read["train"]] == [1]
     assert (len(read["test"]), len(read["sft"])) == (2, 1)
+
+
+def test_a_file_that_cannot_be_used_leaves_none_of_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source(tmp_path, LINES)
+    (tmp_path / "test.jsonl").write_text('{"question": "?", "answer": "no number"}\n')
+    out = tmp_path / "out"
+    assert main(["--source", str(tmp_path), "--out", str(out), "--sft"]) == 2
+    assert "test.jsonl" in capsys.readouterr().err and not out.exists()
+
+
+def test_splits_are_written_together(tmp_path: Path) -> None:
+    """An older file stays where the last one has no rows, or cannot be written."""
+    first = tmp_path / "train.parquet"
+    write_splits({first: [{"a": 1}]})
+    (tmp_path / "file").touch()
+    for last in (tmp_path / "test.parquet", tmp_path / "file" / "test.parquet"):
+        with naming(DataError, last):
+            write_splits({first: [{"a": 2}], last: [{"a": 3}] if "file" in last.parts else []})
+        assert pq.read_table(first).to_pylist() == [{"a": 1}]
+        assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "train.parquet"]
 
 
 @pytest.mark.parametrize("text", ["3", "a:b", "1:-2", "1:2:3"])
