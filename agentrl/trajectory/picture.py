@@ -100,7 +100,8 @@ def _opened(data: bytes) -> Pillow.Image:
             opened: Pillow.Image = library.open(io.BytesIO(data), formats=FORMATS)
         return opened
     except (OSError, SyntaxError, ValueError, library.DecompressionBombError) as error:
-        raise DataError(f"no image that can be read (formats: {', '.join(FORMATS)}): {error}") from error
+        why = str(error).partition(" <")[0]  # Pillow names the object in memory that it read from
+        raise DataError(f"no image that can be read (formats: {', '.join(FORMATS)}): {why}") from error
 
 
 def as_picture(image: Picture | bytes | bytearray | memoryview | Pillow.Image) -> Picture:
