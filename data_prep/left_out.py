@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+MOST = 99
+
 
 @dataclass(slots=True)
 class LeftOut:
@@ -11,6 +13,8 @@ class LeftOut:
 
     first: str
     count: int = 0
+    further: list[str] = field(default_factory=list)
+    """Places after the first, at most `MOST` of them."""
 
 
 @dataclass(slots=True)
@@ -21,7 +25,13 @@ class LeftOuts:
 
     def add(self, reason: str, first: str, count: int = 1) -> None:
         """Count a reason; `first` is where, and with what detail."""
-        self.reasons.setdefault(reason, LeftOut(first)).count += count
+        known = self.reasons.get(reason)
+        if known is None:
+            self.reasons[reason] = LeftOut(first, count)
+            return
+        known.count += count
+        if len(known.further) < MOST:
+            known.further.append(first)
 
     @property
     def total(self) -> int:

@@ -316,7 +316,10 @@ def make(given: argparse.Namespace) -> None:
         files[HELD_OUT] = Prompts(given.held_out, given.turn, Heard(given.threshold))
     for prompts in files.values():
         prompts.read()
-        print(f"{prompts.source}: {prompts.conversations} conversations; feedback: {prompts.heard.told()}")
+        print(
+            f"{prompts.source}: {prompts.conversations} conversations with {len(prompts.by_key)} different prompts; "
+            f"feedback: {prompts.heard.told()}"
+        )
     if not given.judge and not train.heard.given:
         raise DataError(
             f"{given.source}: no conversation has feedback (column {FEEDBACK}), so nothing says which answers are "

@@ -72,12 +72,31 @@ def read_whole_records(path: Path, broken: Broken) -> Iterator[Record]:
     DataError for a file that cannot be opened.
     """
     try:
+        _refuse_other_kind(path)
         with _opened(path, "surrogateescape") as file:
             yield from _with_progress(path, _whole_records(path, file, broken))
     except (EOFError, zlib.error) as error:
         broken(f"{path}", f"the file is cut or damaged ({error})")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error}); --source must name JSON lines files") from error
+
+
+KINDS = {
+    b"PAR1": "a parquet file",
+    b"\x28\xb5\x2f\xfd": "a file packed by zstd: unpack it",
+    b"\x1f\x8b": "a gzipped file, whose name must end in .gz",
+    b"PK\x03\x04": "a zip archive: unpack it",
+    b"SQLite": "a database of SQLite",
+}
+"""Files that hold no JSON lines, by their first bytes."""
+
+
+def _refuse_other_kind(path: Path) -> None:
+    with path.open("rb") as file:
+        begin = file.read(8)
+    kind = next((kind for mark, kind in KINDS.items() if begin.startswith(mark)), None)
+    if kind is not None and path.suffix != ".gz":
+        raise DataError(f"{path}: expected JSON lines, found {kind}")
 
 
 def _whole_records(path: Path, file: TextIO, broken: Broken) -> Iterator[Record]:

@@ -63,6 +63,10 @@ SERVED: dict[str | None, tuple[str, ...]] = {
 """The same of prompts that servers have answered: programs put instructions and questions where they like."""
 
 
+LOGGED = {"feedback", "user_feedback", "score", "rating", "thumbs", "finish_reason", "stop_reason", "error"}
+"""Members of records that only `data_prep.traces` reads: what became of an answer, and what people thought of it."""
+
+
 @dataclass(slots=True)
 class Conversations:
     """Good conversations of a file; what was left out is known when all are read."""
@@ -73,10 +77,13 @@ class Conversations:
     further: FurtherFields = field(default_factory=FurtherFields)
     """Fields of messages that are not in the rows."""
     unread: UnreadColumns = field(default_factory=lambda: UnreadColumns(COLUMNS))
+    logged: set[str] = field(default_factory=set)
+    """Members that show that the file is a log."""
 
     def rows(self) -> Iterator[Row]:
         """Iterate over the rows. Raises DataError; with `strict` also for the first bad conversation."""
         for record in read_records(self.source):
+            self.logged |= LOGGED & record.fields.keys()
             try:
                 found = conversation(record.fields)
                 messages = checked(found)
@@ -247,6 +254,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"not read: the field {name} of messages, in {number} conversations", flush=True)
         if columns := found.unread.told():
             print(columns, flush=True)
+        if found.logged:
+            told = ", ".join(sorted(found.logged))
+            print(f"warning: a log ({told}) is read by python -m data_prep.traces, which leaves cut answers out")
     return 0
 
 

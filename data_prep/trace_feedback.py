@@ -33,7 +33,7 @@ NAMES = {
 }
 """Names of scores that are people's feedback."""
 CALLS = (*IDS[1:], "response", "message_id", "messageId", "completion_id", "observation_id", "observationId", "run_id")
-BODIES = (*REQUESTS, *RESPONSES, "messages", "choices", "resourceSpans")
+BODIES = (*REQUESTS, *RESPONSES, "messages", "conversations", "choices", "resourceSpans")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,15}(?:\.[0-9]{1,15})?")
 
 

@@ -11,12 +11,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import cast
 
 from agentrl.chat.message import content_text
-from agentrl.data.messages import with_our_names
+from agentrl.data.messages import FLAGS, with_our_names
 from agentrl.openai_api.chat_completions import ChatCompletions
 from agentrl.openai_api.dialect import Conversation as Kept
 from agentrl.openai_api.dialect import Dialect, Translated
@@ -29,9 +29,10 @@ from agentrl.openai_api.wire import Reading
 from agentrl.system.json_value import JSON, as_list, as_object
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
-from data_prep.conversation_formats import BadConversation
+from data_prep.conversation_formats import BadConversation, conversation
 from data_prep.records import Record
-from data_prep.trace_sessions import ROOT, Call, Tree
+from data_prep.tool_conversations import MESSAGE, SERVED, checked
+from data_prep.trace_sessions import ROOT, Call, Tree, Whole
 from data_prep.trace_streams import assembled, is_stream
 
 Fields = Mapping[str, JSON]
@@ -52,6 +53,8 @@ ELSEWHERE: dict[Api, tuple[str, ...]] = {
 
 SPANS = "opentelemetry"
 """The form of calls that spans were written as."""
+WHOLE = "conversation"
+"""The form of calls that are the answers in a whole conversation."""
 REQUESTS = ("request", "request_body", "requestBody", "kwargs", "input", "inputs")
 RESPONSES = ("response", "response_body", "responseBody", "output", "outputs", "completion")
 INNER = ("body", "json")
@@ -118,6 +121,8 @@ class Reader:
 
     def calls(self, record: Record, form: str | None = None) -> list[Call]:
         """Read the call of a record: one for each of its answers. Raises BadConversation, ApiError and Waits."""
+        if is_whole(record.fields):
+            return self._whole(record)
         logged = logged_call(record.fields)
         if (conversation := id_of(logged.body.get("conversation"))) and logged.follows is None:
             logged.follows = self._last.get(conversation)
@@ -139,6 +144,7 @@ class Reader:
         if logged.api == "chat":
             messages = as_list(body.get("messages"))
             body["messages"] = cast(JSON, [with_our_names(one) if isinstance(one, dict) else one for one in messages])
+        check_texts(body.get("input" if logged.api == "responses" else "messages"))
         request = dialect.read(json.dumps(body).encode(), reading, kept)
         prompt = numbered([plain(message) for message in request.messages])
         later = request.later if isinstance(request, Translated) else ()
@@ -174,6 +180,41 @@ class Reader:
         strange = [name for name, value in logged.body.items() if name not in known and value not in (None, [], {})]
         strange = strange if logged.own else []
         self.unread.update({f"{logged.api}: {name}" for name in (*strange, *reading.dropped)})
+        return calls
+
+    def _whole(self, record: Record) -> list[Call]:
+        """Read a conversation: a call for each of its answers. Raises BadConversation."""
+        fields = record.fields
+        check_end(fields)
+        found = conversation(fields)
+        check_texts(cast(JSON, found.messages))
+        for told in found.messages:
+            told["role"] = "system" if told.get("role") == "developer" else told.get("role")
+        self.unread.update({f"{WHOLE}: {name}" for one in found.messages for name in further_fields(one)})
+        messages = numbered(checked(replace(found, ends_with_calls=True), SERVED))
+        weights = [cast(dict[str, JSON], message).pop("weight", None) for message in messages]
+        asked = next((number for number, message in enumerate(messages) if message["role"] == "user"), len(messages))
+        text, defaults = self._declared(found.tools)
+        places = [ROOT]
+        for message in messages:
+            places.append(self.tree.extended(places[-1], [message], defaults))
+        whole = Whole(record.where, places[-1])
+        calls = [
+            Call(
+                record.where, WHOLE, places[number], places[number + 1], [message], text,
+                session=first_id([fields], SESSIONS) or id_of(fields.get("id")),
+                trace=first_id([fields], TRACES),
+                model=model_of(fields),
+                time=time_of(fields),
+                depth=len(messages),
+                whole=whole,
+            )
+            for number, message in enumerate(messages)
+            if message["role"] == "assistant" and weights[number] != 0 and number > asked
+        ]  # fmt: skip
+        if not calls:
+            raise BadConversation("a conversation without a turn to learn", "all have weight 0, or nobody asked before")
+        calls[-1].ids = ids_of(fields, {})
         return calls
 
     def _declared(self, functions: Sequence[ToolSchema]) -> tuple[str, Defaults]:
@@ -230,29 +271,62 @@ def logged_call(fields: Fields) -> Logged:
         response = dict(fields)
     if not is_request(request):
         keys = ", ".join(sorted(map(str, fields))) or "no member"
-        raise BadConversation("unknown form", f"no request with messages or input, but {keys}; {HINT}")
-    said = as_list(opened(request.get("messages")))
-    if response is None and said and as_object(said[-1]).get("role") == "assistant":
-        raise BadConversation("a whole conversation, not a call", HINT)
+        raise BadConversation("unknown form", f"no messages, conversations, input nor request with them, but {keys}")
     if isinstance(parameters := fields.get("model_parameters"), dict):
         request = {**parameters, **request}
     answer = as_object(opened(fields.get(name)))
     for status in (*(answer.get(key) for key in STATUS), *(fields.get(key) for key in STATUS)):
         if isinstance(status, int) and status >= 400:
             raise BadConversation("the answer is an error", f"HTTP {status}")
-    why = next((fields[key] for key in ERRORS if isinstance(fields.get(key), str) and fields[key]), None)
-    if why is not None and response in (None, {}):
-        raise BadConversation("the answer is an error", str(why))
+    if response in (None, {}) and (why := failure(fields)) is not None:
+        raise BadConversation("the answer is an error", why)
     if isinstance(response, str) and name not in WORDS and not is_stream(response):
         raise BadConversation("an answer that is no JSON", f"text of {len(response):,} characters")
     return _of_bodies(request, response, own)
 
 
-HINT = "whole conversations are read by python -m data_prep.tool_conversations"
 STATUS = ("status_code", "statusCode", "response_status", "status")
 ERRORS = ("error_str", "error_message", "statusMessage", "error")
 WORDS = ("output", "outputs", "completion")
 """Members in which logs hold an answer's text alone."""
+
+
+def is_whole(fields: Fields) -> bool:
+    """Check for a whole conversation: ShareGPT's, or messages that end with the assistant's, without an answer."""
+    if isinstance(opened(fields.get("conversations")), list):
+        return True
+    said = as_list(opened(fields.get("messages")))
+    ended = bool(said) and as_object(said[-1]).get("role") == "assistant"
+    return ended and first_body(fields, RESPONSES)[1] is None and not is_response(fields)
+
+
+def check_end(fields: Fields) -> None:
+    """Raise BadConversation for a whole conversation that ended with an error, or with an answer that was cut."""
+    if (error := failure(fields)) is not None:
+        raise BadConversation("the answer is an error", error)
+    for status in (fields.get(name) for name in STATUS):
+        if isinstance(status, int) and status >= 400:
+            raise BadConversation("the answer is an error", f"HTTP {status}")
+    said = as_list(opened(fields.get("messages")))
+    ends = [held.get(name) for held in (*inside(fields), *map(as_object, said)) for name in ENDS]
+    cut = CUT.intersection(map(str, ends))
+    if cut:
+        raise BadConversation("an answer that was cut by a limit", f"it ended with {', '.join(sorted(cut))}")
+
+
+ENDS = ("finish_reason", "stop_reason", "finishReason", "stopReason")
+
+
+def failure(fields: Fields) -> str | None:
+    """Return what a record says about a call that failed."""
+    found = next((fields[name] for name in ERRORS if fields.get(name) and isinstance(fields[name], str | dict)), None)
+    return found if found is None or isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+
+
+def further_fields(message: Mapping[str, object]) -> list[str]:
+    """List the fields of a message that rows do not take."""
+    known = {*(one.name for one in MESSAGE), *FLAGS, *ENDS}
+    return [name for name, value in message.items() if name not in known and value not in (None, "", [], {})]
 
 
 def first_body(fields: Fields, names: Iterable[str]) -> tuple[str, JSON]:
@@ -300,7 +374,8 @@ def _of_bodies(request: Fields, response: JSON, own: bool) -> Logged:
     if is_stream(response):
         response = assembled(response)
     if response is None:
-        raise BadConversation("a call without an answer", "")
+        last = as_object(next(iter(as_list(request.get("messages"))[-1:]), None)).get("role")
+        raise BadConversation("a call without an answer", f"its messages end with {last}" if last else "")
     if isinstance(response, list):
         response = _of_list(response)
     if isinstance(response, str):
@@ -379,6 +454,18 @@ def _chat(message: JSON) -> JSON:
     named = with_our_names(as_object(message))
     named["role"] = "assistant"
     return cast(JSON, {name: value for name, value in named.items() if value not in (None, [])})
+
+
+PICTURES = ("image_url", "image", "input_image")
+
+
+def check_texts(messages: JSON) -> None:
+    """Raise BadConversation for an image in messages, before anything decodes it."""
+    for number, message in enumerate(as_list(messages)):
+        for part in as_list(as_object(message).get("content")):
+            held = (part, *as_list(as_object(part).get("content")))
+            if kind := next((one["type"] for one in map(as_object, held) if one.get("type") in PICTURES), None):
+                raise BadConversation("an image", f"message {number} has a part {kind}; rows of logs hold text alone")
 
 
 def plain(message: ChatMessage) -> Message:
@@ -476,7 +563,7 @@ def records_in(record: Record) -> Iterator[Record]:
     """Yield the records that a record is a list of, each with the ids that it has from around; or the record."""
     fields = record.fields
     lists = [name for name in LISTS if _records(fields.get(name))]
-    is_call = any(name in fields for name in (*REQUESTS[:4], *RESPONSES[:3], "messages", "choices"))
+    is_call = any(name in fields for name in (*REQUESTS[:4], *RESPONSES[:3], "messages", "choices", "conversations"))
     if not lists or is_call or (lists == ["scores"] and is_request(fields)):
         yield record
         return

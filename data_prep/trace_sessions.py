@@ -50,6 +50,15 @@ class Tree:
         return self._digests[place]
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A record that is a conversation with all of its answers, each of which is a call."""
+
+    where: str
+    end: int
+    """Place behind its last message."""
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """One call of a model."""
@@ -72,7 +81,9 @@ class Call:
     time: float | None = None
     """Seconds since 1970."""
     depth: int = 0
-    """Number of messages of the prompt."""
+    """Number of messages of the prompt; of a whole conversation, of all of it."""
+    whole: Whole | None = None
+    """Conversation that the call was read of, if its record is one."""
     order: int = 0
     """Its place in the log, by time and then as it stands there."""
     repeats: Call | None = None
@@ -122,6 +133,8 @@ def join(calls: Sequence[Call], tree: Tree) -> Joined:
     """Join calls to sessions. They are taken by time; without one, short prompts first, then in the log's order.
 
     - A call with a session's id belongs to that session; otherwise one with a trace's id to the session of the trace.
+    - Otherwise all calls of a whole conversation belong to one session: its own, or that of an earlier one which it
+      continues.
     - Otherwise it belongs to the session of a call whose prompt and answer its prompt begins with.
     - Otherwise to the session without an id of a call that has the same first user message, and all before it: an
       answer was asked for again, or a later question was edited. Where the answer is the same, too, somebody else asked
@@ -156,6 +169,8 @@ class _Joining:
         """Sessions by the place behind an answer; of several, those that no call continued yet."""
         self._asked: dict[int, Session] = {}
         """Sessions without ids by the place behind the first user message."""
+        self._wholes: dict[int, list[Session]] = {}
+        """Sessions of whole conversations by the place behind their end, until another record continues them."""
         self._ends: dict[tuple[int, int, str], list[Call]] = {}
 
     def add(self, call: Call) -> None:
@@ -167,7 +182,9 @@ class _Joining:
         answered = self._answered.setdefault(call.end, [])
         if session not in answered:
             answered.append(session)
-        if call.session is None and (asked := self._first_question(call)) is not None:
+        if call.session is None and call.whole is not None:
+            self._name_whole(call.whole, session)
+        elif call.session is None and (asked := self._first_question(call)) is not None:
             self._asked.setdefault(asked, session)
         self.found.by[why] = self.found.by.get(why, 0) + 1
         call.repeats = self._same(call, session)
@@ -190,6 +207,8 @@ class _Joining:
         if call.session is None:
             if call.trace is not None and (found := self._named.get(("trace", call.trace))):
                 return found, "the trace's id"
+            if call.whole is not None:
+                return self._session_of_whole(call.whole)
             for place in self._tree.up(call.prompt):
                 if sessions := self._answered.get(place):
                     last = sessions.pop() if len(sessions) > 1 else sessions[0]
@@ -199,7 +218,24 @@ class _Joining:
                 same = self._same(call, found)
                 if same is None or {*same.ids}.intersection(call.ids):
                     return found, "the same first question"
-        session = Session(call.session)
+        return self._opened(call.session)
+
+    def _session_of_whole(self, whole: Whole) -> tuple[Session, str]:
+        if found := self._named.get(("conversation", whole.where)):
+            return found, "the conversation that it stands in"
+        begun = (place for place in self._tree.up(whole.end) if place != whole.end)
+        if sessions := next((self._wholes[place] for place in begun if self._wholes.get(place)), None):
+            return sessions.pop(), "the conversation that it continues"
+        return self._opened(None)
+
+    def _name_whole(self, whole: Whole, session: Session) -> None:
+        """Remember the session of a conversation, at its first call."""
+        if ("conversation", whole.where) not in self._named:
+            self._named["conversation", whole.where] = session
+            self._wholes.setdefault(whole.end, []).append(session)
+
+    def _opened(self, id: str | None) -> tuple[Session, str]:
+        session = Session(id)
         self.found.sessions.append(session)
         return session, "nothing: it opens a session"
 

@@ -1,9 +1,9 @@
 """Logs of a model's calls as conversations for training: `python -m data_prep.traces --source LOGS --out DIR`.
 
-Reads per-call logs of OpenAI's and Anthropic's APIs (`data_prep.trace_forms`) and spans of OpenTelemetry
-(`data_prep.trace_spans`), joins calls to sessions and branches (`data_prep.trace_sessions`), takes secrets out
-(`data_prep.scrub`), and writes conversations.parquet, one row a branch, and report.json, which says what became of each
-record.
+Reads per-call logs of OpenAI's and Anthropic's APIs, whole conversations (`data_prep.trace_forms`) and spans of
+OpenTelemetry (`data_prep.trace_spans`), joins calls to sessions and branches (`data_prep.trace_sessions`), takes
+secrets out (`data_prep.scrub`), and writes conversations.parquet, one row a branch, and report.json, which says what
+became of each record.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 from data_prep.conversation_formats import BadConversation, Conversation, tools_of
 from data_prep.files import Row, fill_parquet, writing
-from data_prep.left_out import LeftOuts
+from data_prep.left_out import LeftOut, LeftOuts
 from data_prep.records import Record, read_whole_records
 from data_prep.scrub import Rules, Scrubber, read_rules
 from data_prep.tool_conversations import SCHEMA as CONVERSATIONS
@@ -71,6 +71,13 @@ class Traces:
     calls: list[Call] = field(default_factory=list)
     votes: list[Vote] = field(default_factory=list)
     records: int = 0
+    """Number of records: those with calls, feedback alone, and the skipped and the dropped ones."""
+    used: int = 0
+    """Number of records with calls."""
+    votes_alone: int = 0
+    """Number of records that are feedback alone."""
+    unheard: LeftOuts = field(default_factory=LeftOuts)
+    """Feedback that cannot be read, in records with calls."""
     read: Counter[str] = field(default_factory=Counter)
     """Number of calls by form."""
     skipped: LeftOuts = field(default_factory=LeftOuts)
@@ -90,12 +97,13 @@ class Traces:
     def take(self, paths: Sequence[Path]) -> None:
         """Read files. Raises DataError for one that cannot be opened, and with `strict` for the first bad record."""
         for path in paths:
-            for record in read_whole_records(path, lambda where, why: self._drop("no record", where, why)):
-                self.records += 1
+            for record in read_whole_records(path, self._broken):
                 for one in records_in(record):
                     if not self.spans.add(one):
+                        self.records += 1
                         self._take(one)
         for one, error in self.spans.records():
+            self.records += 1
             if error is None:
                 self._take(one, SPANS)
             elif error.reason == "no call of a model":
@@ -106,6 +114,10 @@ class Traces:
             for one in records:
                 reason = "it continues an answer that is not in the log"
                 self._drop(reason, one.where, f"{reason}: {id!r}")
+
+    def _broken(self, where: str, why: str) -> None:
+        self.records += 1
+        self._drop(f"no record: {why.partition(' (')[0]}", where, why)
 
     def _take(self, record: Record, form: str | None = None) -> None:
         """Read a record, and then those that waited for its answer."""
@@ -120,21 +132,37 @@ class Traces:
                     continue
                 if is_vote(one.fields):
                     self.votes += votes_in(one.fields, one.where)
+                    self.votes_alone += 1
                     continue
                 calls = self.reader.calls(one, form)
                 self.calls += calls
+                self.used += 1
                 self.read.update(call.form for call in calls)
                 for call in calls:
                     for id in call.ids:
                         todo += self._waiting.pop(id, ())
-                self.votes += votes_in(one.fields, one.where, calls)
+                self._hear(one, calls)
             except Waits as wait:
                 self._waiting[wait.id].append(one)
             except (BadConversation, ApiError, ValueError, RecursionError) as error:
                 self._bad(one, form, error)
 
+    def _hear(self, record: Record, calls: Sequence[Call]) -> None:
+        """Take the feedback in a record with calls. Feedback on a whole conversation is about its last answer."""
+        about = calls[-1:] if calls[-1].whole is not None else calls
+        try:
+            self.votes += votes_in(record.fields, record.where, about)
+        except BadConversation as error:
+            detail = self._quiet_detail(record, None, error)
+            self._refuse_if_strict(f"{record.where}: {detail}")
+            self._add(self.unheard, error.reason, f"{record.where}: {detail}")
+
     def _bad(self, record: Record, form: str | None, error: Exception) -> None:
-        """Count a record. Its message is made again of a record without secrets, as it may quote and cut them."""
+        """Count a record that cannot be used."""
+        self._drop(reason_of(error), record.where, self._quiet_detail(record, form, error))
+
+    def _quiet_detail(self, record: Record, form: str | None, error: Exception) -> str:
+        """Make an error's message again of a record without secrets, as it may quote and cut them."""
         detail = ""
         try:
             fields = quiet(self.scrubber).json(record.fields)
@@ -145,7 +173,7 @@ class Traces:
         except (BadConversation, ApiError, ValueError, RecursionError) as again:
             if reason_of(again) == reason_of(error):
                 detail = str(again)
-        self._drop(reason_of(error), record.where, detail or reason_of(error))
+        return detail or reason_of(error)
 
     def _drop(self, reason: str, where: str, detail: str) -> None:
         self._refuse_if_strict(f"{where}: {detail}")
@@ -280,6 +308,8 @@ class Traces:
         said = self.applied.branches.values()
         return {
             "records": self.records,
+            "records_used": self.used,
+            "records_of_feedback": self.votes_alone,
             "calls": dict(sorted(self.read.items())),
             "joined_by": dict(sorted(self.joined.by.items())),
             "repeated_calls": len(self.joined.repeated),
@@ -295,6 +325,7 @@ class Traces:
                 "rows": self.judged,
                 "positive": sum((one.value or 0) > 0 for one in said),
                 "negative": sum((one.value or 0) < 0 for one in said),
+                "zero": sum(one.value == 0 for one in said),
                 "comments": sum(one.comment is not None for one in said),
                 "problems": _counts(self.told_votes()),
             },
@@ -306,15 +337,19 @@ class Traces:
         }
 
     def told_votes(self) -> LeftOuts:
-        """Return what became of feedback that was not used."""
-        clean = LeftOuts()
-        for reason, one in self.applied.problems.reasons.items():
-            clean.add(reason, quiet(self.scrubber).text(one.first), one.count)
+        """Return what became of feedback that was not used, without secrets."""
+        clean, text = LeftOuts(), quiet(self.scrubber).text
+        for found in (self.applied.problems, self.unheard):
+            for reason, one in found.reasons.items():
+                clean.reasons[reason] = LeftOut(text(one.first), one.count, [text(place) for place in one.further])
         return clean
 
 
 def _counts(found: LeftOuts) -> JSON:
-    return {reason: {"count": one.count, "first": one.first} for reason, one in found.by_count()}
+    return {
+        reason: {"count": one.count, "first": one.first, **({"further": [*one.further]} if one.further else {})}
+        for reason, one in found.by_count()
+    }
 
 
 def quiet(scrubber: Scrubber) -> Scrubber:
@@ -335,9 +370,12 @@ def reason_of(error: Exception) -> str:
 _INDEX = re.compile(r"\[([0-9]+)\]")
 
 
-def files_of(sources: Sequence[Path]) -> list[Path]:
-    """List the files of a log; of a folder, all below it that may hold JSON lines. Raises DataError."""
-    found = list[Path]()
+def files_of(sources: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """List the files of a log, and those that are passed over.
+
+    All files below a folder are read whose names are a log's. Raises DataError.
+    """
+    found, passed = list[Path](), list[Path]()
     for source in sources:
         if source.is_dir():
             below = sorted(path for path in source.rglob("*") if path.is_file())
@@ -345,9 +383,10 @@ def files_of(sources: Sequence[Path]) -> list[Path]:
             if not inside:
                 raise DataError(f"{source}: expected files that end in {', '.join(NAMES)} (or .gz), found none")
             found += inside
+            passed += sorted({*below} - {*inside})
         else:
             found.append(source)
-    return found
+    return found, passed
 
 
 def read_tools(path: Path) -> list[ToolSchema]:
@@ -379,7 +418,10 @@ def tell(traces: Traces) -> None:
     """Print what became of each record."""
     report = traces.report()
     calls = ", ".join(f"{count} {form}" for form, count in traces.read.items()) or "no"
-    print(f"read: {report['records']} records, {sum(traces.read.values())} calls ({calls})")
+    print(
+        f"read: {traces.records} records: {traces.used} used, {traces.votes_alone} of feedback alone, "
+        f"{traces.skipped.total} skipped, {traces.dropped.total} dropped; {sum(traces.read.values())} calls ({calls})"
+    )
     print(
         f"joined: {report['sessions']} sessions with {report['branches']} branches, "
         f"{report['repeated_calls']} calls repeat an earlier one"
@@ -389,8 +431,8 @@ def tell(traces: Traces) -> None:
     said = cast(dict[str, JSON], report["feedback"])
     if said["found"]:
         print(
-            f"feedback: {said['found']} found; of the branches {said['positive']} positive, {said['negative']} "
-            f"negative, {said['comments']} with a comment"
+            f"feedback: {said['found']} found; of the branches {said['positive']} above 0, {said['zero']} at 0, "
+            f"{said['negative']} below 0, {said['comments']} with a comment"
         )
     for head, found in (
         ("feedback not used", traces.told_votes()),
@@ -439,14 +481,20 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         traces.scrubber.rules = Rules() if given.scrub is None else read_rules(given.scrub)
         traces.reader.tools = read_tools(given.tools) if given.tools else ()
-        traces.take(files_of(given.source))
+        files, passed = files_of(given.source)
+        if passed:
+            print(f"passed over: {len(passed)} files whose names are no log's, the first {passed[0]}")
+        traces.take(files)
+        if not traces.records:
+            raise DataError(f"{files[0]}: there is no record in it{' or the other files' if files[1:] else ''}")
         traces.join()
         for path, count in write(traces, given.out, given.held_out):
             print(f"{path}: {count} conversations")
     except UserError as error:
         print(f"error: {quiet(traces.scrubber).text(str(error))}", file=sys.stderr)
         status = 2
-    tell(traces)
+    if traces.records:
+        tell(traces)
     return status
 
 

@@ -21,10 +21,10 @@ answers() { # of a model, to held-out prompts, and their agreement with what use
 
 answers "$model" before
 [ -e "$out/sft/policy/config.json" ] || python -m agentrl.sft data.train_files="$out/data/conversations.parquet" \
-  data.feedback=filter model.path="$model" trainer.save_freq=50 trainer.default_local_dir="$out/sft"
+  data.feedback=filter data.truncation=skip model.path="$model" trainer.save_freq=50 trainer.default_local_dir="$out/sft"
 [ -e "$out/kto/policy/config.json" ] || python -m agentrl.preferences loss=kto \
   data.train_files="$out/data/conversations.parquet" data.val_files="$out/data/held_out.parquet" \
-  trainer.val_before_train=true model.path="$out/sft/policy" trainer.save_freq=50 trainer.default_local_dir="$out/kto"
+  data.truncation=skip trainer.val_before_train=true model.path="$out/sft/policy" trainer.save_freq=50 trainer.default_local_dir="$out/kto"
 [ -e "$out/grpo/policy/config.json" ] || python -m agentrl.train data.train_files="$out/rows/train.parquet" \
   data.val_files="$out/rows/held_out.parquet" actor_rollout_ref.model.path="$out/kto/policy" trainer.save_freq=5 \
   actor_rollout_ref.rollout.multi_turn.tool_config_path="$out/rows/tools.yaml" \

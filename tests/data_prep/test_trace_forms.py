@@ -195,7 +195,50 @@ BAD: dict[str, tuple[dict[str, Any] | str, str]] = {
         "an image",
     ),
     "an unknown record": ({"level": "info", "text": "started"}, "unknown form"),
-    "a whole conversation": ({"messages": [*QUESTION, ANSWER]}, "data_prep.tool_conversations"),
+    "a whole conversation that a limit cut": (
+        {"messages": [*QUESTION, ANSWER], "finish_reason": "length"},
+        "an answer that was cut by a limit",
+    ),
+    "a whole conversation with a cut turn": (
+        {"messages": [*QUESTION, {**ANSWER, "finish_reason": "length"}, USER, ANSWER]},
+        "an answer that was cut by a limit",
+    ),
+    "a whole conversation that failed": (
+        {"messages": [*QUESTION, ANSWER], "error": {"message": "slow down"}},
+        "slow down",
+    ),
+    "a whole conversation without an answer": ({"messages": [*QUESTION, ANSWER, USER]}, "its messages end with user"),
+    "a whole conversation that stopped at an error": ({"messages": QUESTION, "error": {"code": 504}}, "504"),
+    "a whole conversation with an image": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, ANSWER]},
+        "a part image_url",
+    ),
+    "a whole conversation with an empty turn": (
+        {"messages": [*QUESTION, {"role": "assistant", "content": ""}, USER, ANSWER]},
+        "an assistant's turn is empty",
+    ),
+    "a whole conversation with an answer to no call": (
+        {"messages": [USER, {"role": "tool", "tool_call_id": "x", "content": "1"}, ANSWER]},
+        "roles are out of order",
+    ),
+    "a whole conversation with nothing to learn": (
+        {"messages": [*QUESTION, {**ANSWER, "weight": 0}]},
+        "without a turn to learn",
+    ),
+    "an image that is none": (
+        {
+            "request": {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}],
+                    }
+                ]
+            },
+            "response": CHAT,
+        },
+        "a part image_url",
+    ),
     "a continued answer": (
         {"request": {"input": "a", "previous_response_id": "resp_gone"}, "response": {"output": ITEMS}},
         "continues an answer that is not in the log: 'resp_gone'",
@@ -238,6 +281,14 @@ def test_bad_records_are_counted_with_their_place_and_the_rest_is_written(
     told = capsys.readouterr().out
     firsts = [one["first"] for name in ("dropped", "left_out") for one in report[name].values()]
     assert len(firsts) >= 14 and all(first in told and "log.jsonl:" in first for first in firsts)
+    assert sum(report[name] for name in ("records_used", "records_of_feedback")) + dropped == report["records"]
+    named = [
+        place
+        for name in ("dropped", "left_out")
+        for one in report[name].values()
+        for place in (one["first"], *one.get("further", ()))
+    ]
+    assert {int(place.split("log.jsonl:")[1].split(":")[0]) for place in named} == {*range(2, len(BAD) + 2)}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -264,10 +315,97 @@ def test_files_that_are_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "no rows" in told.err and "cut" in told.out and not (tmp_path / "out" / "report.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("begin", "words"),
+    [
+        (b"", "no record in it"),
+        (b"\n\n", "no record in it"),
+        (b"PAR1\x15\x04", "a parquet file"),
+        (b"\x1f\x8b\x08", "whose name must end in .gz"),
+        (b"\x28\xb5\x2f\xfd\x04", "zstd"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(
+    tmp_path: Path, begin: bytes, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log.jsonl").write_bytes(begin)
+    assert main(["--source", str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr()
+    assert "log.jsonl: " in told.err and words in told.err and not told.out
+
+
+def test_files_of_a_folder_that_are_passed_over_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log").mkdir()
+    for name in ("a.jsonl", "a.jsonl.1", "b.jsonl.zst"):
+        write_lines(tmp_path / "log" / name, [call(*FIRST)])
+    assert main(["--source", str(tmp_path / "log"), "--out", str(tmp_path / "out")]) == 0
+    assert f"2 files whose names are no log's, the first {tmp_path / 'log' / 'a.jsonl.1'}" in capsys.readouterr().out
+
+
 def test_a_log_of_calls_is_pointed_to_this_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "log.jsonl", [call(*FIRST)])
     assert tool_conversations(["--source", str(source), "--out", str(tmp_path / "out")]) == 2
     assert "python -m data_prep.traces" in capsys.readouterr().out
+    source = write_lines(tmp_path / "log.jsonl", [{**WHOLE, "feedback": 0, "finish_reason": "stop"}])
+    assert tool_conversations(["--source", str(source), "--out", str(tmp_path / "out")]) == 0
+    assert "a log (feedback, finish_reason) is read by python -m data_prep.traces" in capsys.readouterr().out
+
+
+ADD = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CALLING = [USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "x", **ADD}]}]
+WHOLE: dict[str, Any] = {
+    "messages": [
+        SYSTEM,
+        *CALLING,
+        {"role": "tool", "tool_call_id": "x", "content": "2"},
+        {**ANSWER, "annotations": [1]},
+    ],
+    "tools": [TOOL],
+}
+SHAREGPT: dict[str, Any] = {
+    "system": "Be brief.",
+    "tools": json.dumps([TOOL["function"]]),
+    "conversations": [
+        {"from": "human", "value": "a"},
+        {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+        {"from": "observation", "value": "2"},
+        {"from": "gpt", "value": "1"},
+    ],
+}
+
+
+@pytest.mark.parametrize("form", [WHOLE, SHAREGPT, {**WHOLE, "messages": json.dumps(WHOLE["messages"])}])
+def test_a_whole_conversation_is_learnt_with_all_of_its_answers(tmp_path: Path, form: dict[str, Any]) -> None:
+    more = {"id": "c1", "created": 1_790_000_000, "model": "m", "feedback": "up", "comment": "to x@a.de"}
+    assert rows(tmp_path, {**form, **more}) == [("c1", 0, "a  2 1")]
+    (row,) = written(tmp_path / "out")
+    assert [one["weight"] for one in row["messages"]] == [None] * 5 and json.loads(row["tools"]) == [TOOL]
+    assert row["messages"][2]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert (row["model"], row["feedback"], row["comment"]) == ("m", 1, "to [EMAIL_1]")
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["calls"] == {"conversation": 2} and report["records_used"] == report["records"] == 1
+    assert report["not_read"] == ({} if form is SHAREGPT else {"conversation: annotations": 1})
+
+
+def test_marks_of_turns_in_a_whole_conversation(tmp_path: Path) -> None:
+    said = [USER, {**ANSWER, "weight": 0}, {**USER, "content": "b"}, {"role": "assistant", "content": "2"}]
+    assert rows(tmp_path, {"messages": said}) == [(ONE, 0, "a 1* b 2")]
+    assert rows(tmp_path, {"messages": [{**ANSWER, "content": "Hello!"}, USER, ANSWER]}) == [(ONE, 0, "Hello!* a 1")]
+
+
+def test_unreadable_feedback_leaves_its_call_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The call is learnt as one without feedback, so it is not counted as dropped."""
+    for odd in ("meh", [1, 0], "5 stars"):
+        log = [call(*FIRST, feedback=odd), {"messages": [USER, ANSWER], "score": 0}]
+        rows(tmp_path, *log)
+        assert feedback(tmp_path) == [("1", None, None), ("1", 0, None)]
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert not report["dropped"] and report["records_used"] == report["records"] == 2
+        assert report["feedback"]["problems"]["feedback that is no number"]["count"] == 1
+        assert (report["feedback"]["zero"], report["feedback"]["negative"]) == (1, 0)
+        assert "log.jsonl:1: feedback that is no number" in capsys.readouterr().out
+    source = write_lines(tmp_path / "log.jsonl", [call(*FIRST, feedback="meh")])
+    assert main(["--source", str(source), "--out", str(tmp_path / "strict"), "--strict"]) == 2
 
 
 def feedback(tmp_path: Path) -> list[tuple[str, float | None, str | None]]:

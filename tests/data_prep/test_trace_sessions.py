@@ -222,3 +222,30 @@ def test_choices_of_one_call_are_branches_and_the_chosen_one_goes_on(tmp_path: P
     message = {"role": "assistant", "content": "other"}
     several["response"]["choices"].append({"index": 1, "message": message, "finish_reason": "stop"})
     assert rows(tmp_path, several, call("a", "other", "b", "2")) == [(ONE, 0, "a 1"), (ONE, 1, "a other b 2")]
+
+
+def whole(*turns: str, **more: Any) -> dict[str, Any]:
+    """A record that is a conversation with all of its answers."""
+    roles = ["user", "assistant"] * len(turns)
+    return {"messages": [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)], **more}
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_whole_conversation_that_was_logged_after_each_answer_is_learnt_once(tmp_path: Path, backwards: bool) -> None:
+    log = [whole(*FIRST), whole(*SECOND), whole(*SECOND, "c", "3"), whole("a", "9")]
+    found = rows(tmp_path, *(log[::-1] if backwards else log))
+    assert sorted(text for _, _, text in found) == ["a 1 b 2 c 3", "a 9"]
+    assert len({session for session, _, _ in found}) == 2
+
+
+def test_the_same_whole_conversation_of_two_people_is_two_sessions(tmp_path: Path) -> None:
+    assert rows(tmp_path, whole(*SECOND), whole(*SECOND)) == [(ONE, 0, "a 1 b 2"), (TWO, 0, "a 1 b 2")]
+    log = [whole(*FIRST, id="x", feedback=-1), whole(*SECOND, id="y", feedback=1), whole(*SECOND, id="y")]
+    assert rows(tmp_path, *log) == [("x", 0, "a 1"), ("y", 0, "a 1 b 2")]
+    assert [row["feedback"] for row in written(tmp_path / "out")] == [-1, 1]
+
+
+def test_feedback_on_a_whole_conversation_is_about_its_last_answer(tmp_path: Path) -> None:
+    log = [whole(*SECOND, session="s", feedback=1), whole("a", "1", "B", "3", session="s", feedback=-1)]
+    assert rows(tmp_path, *log) == [("s", 0, "a 1 b 2"), ("s", 1, "a 1* B 3")]
+    assert [row["feedback"] for row in written(tmp_path / "out")] == [1, -1]
