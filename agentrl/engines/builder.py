@@ -1,16 +1,23 @@
-"""The interface of engine builders; `agentrl.config.registries.ENGINES` finds them by name."""
+"""The interface of engine builders, which `agentrl.config.registries.ENGINES` finds by name, and their one caller."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
+from agentrl.config.registries import ENGINES
 from agentrl.config.sections.rollouts import RolloutsConfig
-from agentrl.engines.contract import RolloutEngine
+from agentrl.engines.contract import RENAMED, RolloutEngine
 from agentrl.system.loop_thread import LoopThread
+from agentrl.system.plugin import with_present_names
+from agentrl.system.registry import configured
 from agentrl.system.reporter import Reporter
+from agentrl.system.user_code import contract_error, user_code
+
+OPTIONS = "actor_rollout_ref.rollout.engine_options"
+METHODS = tuple(name for name, one in vars(RolloutEngine).items() if callable(one) and not name.startswith("_"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +52,19 @@ class EngineBuilder(Protocol):
         the reason when it does not start; then nothing of it is left.
         """
         ...
+
+
+def open_engine(setting: EngineSetting, loop: LoopThread) -> RolloutEngine:
+    """Start the engine that the config names.
+
+    Raises UserError; CodeError, with the builder's place, for its errors and for a result that is no engine.
+    """
+    rollout = setting.config.actor_rollout_ref.rollout
+    found, what = cast(EngineBuilder, ENGINES.get(rollout.name)), f"engine {rollout.name}"
+    build = configured(found, rollout.engine_options, OPTIONS)
+    with user_code(what, found):
+        engine = with_present_names(build(setting, loop), RENAMED)
+    if missing := [name for name in METHODS if not callable(getattr(engine, name, None))]:
+        problem = f"it must return a RolloutEngine, found {type(engine).__name__} without {', '.join(missing)}"
+        raise contract_error(what, found, problem)
+    return engine

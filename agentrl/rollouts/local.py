@@ -22,10 +22,9 @@ from agentrl.algorithms.declared import made_columns
 from agentrl.algorithms.filtering import load_filter
 from agentrl.chat import Chat
 from agentrl.config import Config
-from agentrl.config.registries import ENGINES
 from agentrl.config.sections.rollouts import RolloutsConfig
-from agentrl.engines.builder import EngineBuilder, EngineSetting
-from agentrl.engines.contract import RENAMED, EngineError, InFlightEngine, RolloutEngine
+from agentrl.engines.builder import EngineSetting, open_engine
+from agentrl.engines.contract import EngineError, InFlightEngine, RolloutEngine
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, ConfigError, TrainingError
 from agentrl.interaction import Interaction
@@ -43,8 +42,6 @@ from agentrl.runtime.stall import watched
 from agentrl.system.call_journal import CallJournal, Entry, OnResume, check_on_resume
 from agentrl.system.loop_thread import DelayWatch, LoopThread
 from agentrl.system.metrics import Metrics
-from agentrl.system.plugin import with_present_names
-from agentrl.system.registry import configured
 from agentrl.system.reporter import Reporter
 from agentrl.system.thread_state import torch_state
 from agentrl.system.throttle import OncePerKey
@@ -60,7 +57,6 @@ from agentrl.trajectory.staleness import oldest_version
 STALL_SECONDS = 30.0
 LOOP_SECONDS = 60.0
 """Time for which the event loop may stand still before the user is warned of the place where it is."""
-ENGINE_OPTIONS = "actor_rollout_ref.rollout.engine_options"
 
 
 @contextmanager
@@ -91,9 +87,7 @@ def open_local_rollouts(
         folder = engine_folder(run_dir, share)
         setting = EngineSetting(config, device, limits.max_model_len, folder, chat.decode, reporter)
         rollout = config.actor_rollout_ref.rollout
-        found = cast(EngineBuilder, ENGINES.get(rollout.name))
-        build = configured(found, rollout.engine_options, ENGINE_OPTIONS)
-        engine = with_present_names(build(setting, loop), RENAMED)
+        engine = open_engine(setting, loop)
         stack.callback(lambda: loop.run(engine.close()))
         stack.callback(lambda: loop.run(context.close()))
         with reporter.stage("reach tools"):
