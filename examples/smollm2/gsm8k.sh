@@ -18,5 +18,7 @@ model=runs/smollm2/model out=runs/smollm2/gsm8k seed=${SEED:-1}
   data.train_batch_size=16 data.max_token_len_per_gpu=2048 trainer.total_epochs=3 model.path="$model" \
   model.chat_template=examples/smollm2/chat_template.jinja optim.lr=1e-4 trainer.save_freq=47 \
   trainer.max_ckpt_to_keep=1 trainer.default_local_dir="$out/warm-up"
+[ -e "$out/before/val_only/metrics.jsonl" ] || python -m agentrl.train --config-name recipe/smollm2_gsm8k \
+  trainer.val_only=true trainer.default_local_dir="$out/before" "$@"
 python -m agentrl.train --config-name recipe/smollm2_gsm8k data.seed="$seed" trainer.seed="$seed" \
   trainer.default_local_dir="$out/seed-$seed" "$@"
