@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -22,6 +21,7 @@ from agentrl.checkpoint.manifest import CHECKPOINTS, steps_in
 from agentrl.engines.servers.starter import STARTER
 from agentrl.errors import DataError, UserError
 from agentrl.system.json_value import JSON, as_list, as_object
+from agentrl.system.owner import new_folder, remove, remove_left_folders
 from agentrl.trajectory.files import TRAJECTORIES
 from agentrl.trajectory.parquet import valid_unicode
 from agentrl.view.record import Record
@@ -145,7 +145,8 @@ class Replays:
     def __init__(self, viewer: Viewer, *, trust: bool = False) -> None:
         """trust: take code, commands and hosts, too, from the configs of runs."""
         self._viewer, self._trust = viewer, trust
-        self._folder = tempfile.TemporaryDirectory(prefix="agentrl-replays-")
+        remove_left_folders()  # of a viewer that was killed
+        self._folder = new_folder()
         self._lock = threading.Lock()
         self._all: list[Replay] = []
         self._threads: list[threading.Thread] = []
@@ -182,7 +183,7 @@ class Replays:
         with self._lock:
             if busy := next((one for one in self._all if one.goes_on), None):
                 raise UserError(f"a replay of {busy.uid} goes on: one is run at a time. Wait for it, or cancel it")
-            out = Path(self._folder.name) / str(len(self._all))
+            out = self._folder / str(len(self._all))
             out.mkdir()
             command = _command(run, str(record["uid"]), wanted, out, trust=self._trust)
             replay = Replay(wanted, str(record["uid"]), window, command, _environment(wanted))
@@ -225,7 +226,7 @@ class Replays:
             replay.cancel()
         for thread in self._threads:
             thread.join(2 * GRACE)
-        self._folder.cleanup()
+        remove(self._folder)
 
     def _one(self, number: int) -> Replay:
         if not 0 <= number < len(self._all):
