@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.config.keys import leaf_keys
+from agentrl.config.keys import MISSING, defaults, flatten, leaf_keys
 from agentrl.config.section import Section
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import PreferencesConfig, SFTConfig
@@ -195,6 +195,7 @@ def parse_command_line(
 def help_text(schema: type[Section], about: str, jobs: bool) -> str:
     """Describe a command, its flags, and the keys that matter most."""
     leaves = leaf_keys(schema)
+    default = flatten(defaults(schema), leaves)  # a section may have other defaults than its class
     lines = [about, "Overrides:", GRAMMAR, "Flags:"]
     lines += [
         "  --cfg job                         print the whole resolved config and end (--resolve changes nothing)",
@@ -212,8 +213,10 @@ def help_text(schema: type[Section], about: str, jobs: bool) -> str:
     useful = {GenerateConfig: USEFUL_TO_GENERATE, EvaluateConfig: tuple(leaves)}.get(schema, USEFUL)
     for key in useful:
         if key in leaves:
-            field = leaves[key]
-            default = "required" if field.is_required() else f"default {field.default}"
-            lines.append(f"  {key}  ({default})")
-            lines += textwrap.wrap(field.description or "", 110, initial_indent="      ", subsequent_indent="      ")
+            value = default[key]
+            told = "required" if value == MISSING else f"default {'null' if value is None else value}"
+            lines.append(f"  {key}  ({told})")
+            lines += textwrap.wrap(
+                leaves[key].description or "", 110, initial_indent="      ", subsequent_indent="      "
+            )
     return "\n".join(lines) + "\n"

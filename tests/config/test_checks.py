@@ -148,7 +148,7 @@ def test_load_config_checks() -> None:
 )
 def test_supervised_training_is_checked_too(overrides: list[str], message: Names) -> None:
     with naming(ConfigError, message):
-        load_config(["data.train_files=a.parquet", *overrides], "sft", SFTConfig)
+        load_config(["data.train_files=a.parquet", "model.path=m", *overrides], "sft", SFTConfig)
 
 
 def test_what_the_recipes_set_is_not_held_against_the_user() -> None:

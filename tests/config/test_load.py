@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import yaml
 
 import agentrl.config.load as loading
 from agentrl.__main__ import COMMANDS
-from agentrl.config import Config, SFTConfig, config_to_dict, load_config, write_config
+from agentrl.config import Config, PreferencesConfig, SFTConfig, config_to_dict, load_config, write_config
 from agentrl.config.keys import defaults, flatten, leaf_keys, nearest
 from agentrl.config.sections.offline import GenerateConfig
+from agentrl.config.sections.sft import TuningConfig
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import configs_dir
 from tests.naming import assert_names, naming
@@ -376,6 +378,32 @@ def test_help_is_of_the_command_and_lists_the_flags_that_it_takes(
     assert examples and set(examples) == {f"agentrl.{name}"}
     assert ("--multirun" in text) == (name in ("train", "sft", "preferences"))
     assert ("data.train_files  (default quickstart)" in text) == (name in ("train", "plan"))
+    assert ("model.path  (required)" in text) == (name in ("sft", "preferences", "generate"))
+
+
+ON_FILES: dict[str, Callable[[list[str]], TuningConfig]] = {
+    "sft": lambda argv: load_config(argv, "sft", SFTConfig),
+    "preferences": lambda argv: load_config(argv, "preferences", PreferencesConfig),
+}
+
+
+@pytest.mark.parametrize("name", ON_FILES)
+def test_help_shows_the_defaults_that_hold(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"agentrl.{name}").main(["--help"])
+    shown = dict(re.findall(r"^  ([a-z_.]+)  \(default (.*)\)$", capsys.readouterr().out, re.MULTILINE))
+    holds = ON_FILES[name](["data.train_files=x", "model.path=policy"])
+    assert float(shown["optim.lr"]) == holds.optim.lr
+    assert shown["trainer.experiment_name"] == holds.trainer.experiment_name == name
+
+
+@pytest.mark.parametrize("name", ON_FILES)
+def test_training_on_files_needs_a_model_that_is_there(name: str) -> None:
+    """`quickstart` names no model there, and no hub is asked for one."""
+    with pytest.raises(ConfigError, match=r"model\.path must be given"):
+        ON_FILES[name](["data.train_files=x"])
+    with pytest.raises(ConfigError, match="expected a model that is there, found 'quickstart'"):
+        ON_FILES[name](["data.train_files=x", "model.path=quickstart"])
 
 
 @pytest.mark.parametrize(
@@ -412,7 +440,7 @@ def test_written_quickstart_config_loads_as_the_same(tmp_path: Path) -> None:
 def test_sft_needs_its_data() -> None:
     with naming(ConfigError, "data.train_files", "given"):
         load_config([], "sft", SFTConfig)
-    config = load_config(["data.train_files=a.parquet", "optim.lr=1e-4"], "sft", SFTConfig)
+    config = load_config(["data.train_files=a.parquet", "model.path=m", "optim.lr=1e-4"], "sft", SFTConfig)
     assert (config.data.train_files, config.optim.lr) == ("a.parquet", 1e-4)
 
 

@@ -15,7 +15,7 @@ import pytest
 from agentrl.chat import Chat
 from agentrl.config import load_config
 from agentrl.config.sections.expert import ExpertConfig
-from agentrl.config.sections.sft import PairDataConfig, SFTConfig, SFTDataConfig
+from agentrl.config.sections.sft import PairDataConfig, SFTConfig, SFTDataConfig, SFTModelConfig
 from agentrl.data.messages import FLAGS, digest_of, read_messages
 from agentrl.data.pairs import load_pairs, load_scored_pairs
 from agentrl.data.sft import SFTSample, Transcripts, check_transcripts, load_transcripts
@@ -375,7 +375,7 @@ def test_rows_that_cannot_be_used_are_left_out_where_that_is_asked_for(tmp_path:
     assert check_transcripts(file, config) == 4
     with open_display("test") as display:
         display.warn = (warned := list[str]()).append  # type: ignore[method-assign, assignment]
-        read = SupervisedJob(SFTConfig(data=config)).read(file, chat, display, 4)
+        read = SupervisedJob(SFTConfig(data=config, model=SFTModelConfig(path="policy"))).read(file, chat, display, 4)
         alike = open_expert(ExpertConfig(files=file), 1, chat, display, "skip")
     assert [chat.decode(one.ids[one.mask].tolist()) for one in read] == ["First.<|im_end|>", "Second.<|im_end|>"]
     assert alike is not None and len(alike.samples) == 2

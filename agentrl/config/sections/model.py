@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from agentrl.config.rules import ConflictsWith, NamesFile, OnlyWith, Uses
 from agentrl.config.section import Section
@@ -12,6 +12,16 @@ from agentrl.config.sections.parallel import DEVICE
 
 JINJA = ("{%", "{{")
 WITH_LORA = OnlyWith("lora_rank above 0")
+
+
+def no_quickstart(path: str) -> str:
+    """Refuse the policy that training makes for itself. Raises ValueError."""
+    if path == "quickstart":
+        raise ValueError("a model that is there")
+    return path
+
+
+ReadyModel = Annotated[str, AfterValidator(no_quickstart)]
 
 
 class PlainModelConfig(Section):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from agentrl.config.rules import ConflictsWith, Uses, Writes
 from agentrl.config.section import Section
 from agentrl.config.sections.data import RowsConfig
-from agentrl.config.sections.model import PlainModelConfig
+from agentrl.config.sections.model import PlainModelConfig, ReadyModel
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.config.sections.rollout import RolloutConfig
 from agentrl.config.sections.rollouts import PolicyConfig, RolloutsConfig
@@ -36,18 +36,11 @@ class GenerateDataConfig(RowsConfig):
     ids, mask, log-probs."""
 
 
-def no_quickstart(path: str) -> str:
-    """Refuse the policy that training makes for itself. Raises ValueError."""
-    if path == "quickstart":
-        raise ValueError("a model that is there")
-    return path
-
-
 class GenerateModelConfig(PlainModelConfig):
     """`actor_rollout_ref.model.*` of `python -m agentrl.generate`."""
 
-    path: Annotated[str, AfterValidator(no_quickstart)]
-    """A Hugging Face model directory or name, e.g. runs/quickstart/policy."""
+    path: ReadyModel
+    """A Hugging Face model directory or name, e.g. runs/quickstart/policy, which `python -m agentrl.train` leaves."""
     lora_adapter_path: None = None
     """A whole model is wanted: name one with its adapters merged, as runs write it into policy/, and set this key to
     null."""

@@ -12,7 +12,7 @@ from agentrl.config.registries import PAIR_LOSSES, ROW_FORMATS, UNPAIRED_LOSSES
 from agentrl.config.rules import Names, OnlyWith, ReadBy
 from agentrl.config.section import Finding, Section
 from agentrl.config.sections.checks import UpdateChecksConfig
-from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.model import ModelConfig, ReadyModel
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import RANKS, ActorFSDPConfig, Parallel
 from agentrl.config.sections.rollout import NAMES_FORMAT
@@ -102,6 +102,8 @@ class PairDataConfig(TuningDataConfig):
 class SFTModelConfig(ModelConfig):
     """`model.*` of `python -m agentrl.sft` and `agentrl.preferences`."""
 
+    path: ReadyModel
+    """A Hugging Face model directory or name, e.g. runs/quickstart/policy, which `python -m agentrl.train` leaves."""
     fsdp_config: ActorFSDPConfig = ActorFSDPConfig()
 
 
@@ -130,7 +132,7 @@ class TuningConfig(Section):
     """The keys that `python -m agentrl.sft` and `agentrl.preferences` have in common."""
 
     data: TuningDataConfig
-    model: SFTModelConfig = SFTModelConfig()
+    model: SFTModelConfig
     format: Annotated[str, NAMES_FORMAT] = "auto"
     """Same as `actor_rollout_ref.rollout.multi_turn.format`."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
