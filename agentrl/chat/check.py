@@ -78,6 +78,19 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
     return text
 
 
+def why_no_tools(chat: Chat) -> str | None:
+    """Say why a policy cannot call the tools that a client declares; None where nothing speaks against it."""
+    try:
+        is_ignored = chat.render([QUESTION], [ANY_TOOL]) == chat.render([QUESTION], None)
+    except (ConfigError, DataError):
+        return None  # The template wants more than a made-up tool has.
+    if is_ignored:
+        return f"{_where(chat)} renders prompts without them. Set a model.chat_template that writes tools"
+    if not chat.format.parses_tools:
+        return f"{_where(chat)} has no tool parser: {_without_parser(chat, [ANY_TOOL])}"
+    return None
+
+
 def marks_left(chat: Chat) -> str | None:
     """Say which marks of reasoning or frames stay in the text that scorers and judges are given; None: no mark does."""
     text = unread(lambda turn: chat.parse(chat.format.sampled(chat.prepared([turn])[0], None)))

@@ -29,6 +29,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentrl.agent_loop.base import Episode
 from agentrl.agent_loop.roles import problem_of
+from agentrl.chat import Chat
+from agentrl.chat.check import why_no_tools
 from agentrl.errors import ConfigError
 from agentrl.openai_api.agent_task import MODEL, AgentError, blamed, read_numbers, read_report
 from agentrl.openai_api.chat_completions import ChatCompletions
@@ -72,6 +74,8 @@ CHAT = ChatCompletions()
 DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, Responses(), Messages())}
 COUNT_TOKENS = f"{Messages.path}/count_tokens"
 FEEDBACK, RESULT = "v1/feedback", "v1/result"
+UNSEEN_TOOLS = "openai_unseen_tools"
+"""Metric: requests whose tools the run's chat format does not show to the policy, or whose calls it does not read."""
 MAX_DROPPED, MAX_NAME = 64, 40
 """Names under which dropped fields are counted, and characters of one."""
 MAX_REPORT = 64 << 10
@@ -121,6 +125,7 @@ class Endpoint:
         self._tool_lists: dict[Digest, list[ToolSchema]] = {}
         self._is_new = OncePerKey()
         self._strict = strict
+        self._why_no_tools: dict[Chat, str | None] = {}
         self._dropped: set[str] = set()
         """Names under which dropped fields are counted."""
         self._strays: Counter[str] = Counter()
@@ -300,6 +305,8 @@ class Endpoint:
             self._refused(session, error, dialect)
             raise
         self._count_dropped(session, asked.dropped)
+        if asked.tools:
+            self._count_unseen_tools(session)
         leaving = asyncio.create_task(_leave_when_gone(request, session, call, task))
         if asked.request.stream:
             task.add_done_callback(lambda _: leaving.cancel())
@@ -322,6 +329,17 @@ class Endpoint:
                 if self._is_new(counted):
                     logger.warning("an agent's requests have %r, which is dropped (%s); %s", name[:80], why, counted)
             session.count(f"openai_dropped_{metric}")
+
+    def _count_unseen_tools(self, session: Session) -> None:
+        """Count a request whose tools the policy cannot call by the run's chat format, and warn of the first."""
+        chat = session.episode.context.chat
+        if chat not in self._why_no_tools:
+            self._why_no_tools[chat] = why_no_tools(chat)
+        if (why := self._why_no_tools[chat]) is not None:
+            session.count(UNSEEN_TOOLS)
+            if self._is_new(UNSEEN_TOOLS):
+                counted = f"trajectory/{UNSEEN_TOOLS}"
+                logger.warning("an agent's requests have tools, which the policy cannot call: %s; %s", why, counted)
 
     def _refused(self, session: Session, error: ApiError, dialect: Dialect) -> None:
         """Count a refused request, and log the first one for each field: programs may continue without it."""

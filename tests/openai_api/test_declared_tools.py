@@ -12,7 +12,8 @@ from agentrl.chat import Chat
 from tests.agent_loop.conftest import call
 from tests.chat import templates
 from tests.chat.vocabularies import QWEN, save_tokenizer
-from tests.openai_api.conftest import scripted
+from tests.naming import assert_names
+from tests.openai_api.conftest import ADD, scripted
 from tests.openai_api.programs import FUNCTION, MessagesProgram, ResponsesProgram
 from tests.openai_api.test_record import recorded, said
 
@@ -268,3 +269,23 @@ async def test_tools_that_join_and_leave_in_a_system_turn_change_no_prompt(chat:
             agent.history[-1] = {"role": role, "content": [block]}
             answer = await agent.post({**agent.body(), "tools": [FIND]})
             assert answer.status_code == 400, answer.text
+
+
+TOOLLESS = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+TOOLLESS += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+@pytest.mark.parametrize("is_toolless", [True, False])
+async def test_tools_that_the_template_does_not_show_are_counted_and_told_once(
+    tiny_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_toolless: bool
+) -> None:
+    template = tmp_path / "toolless.jinja"
+    template.write_text(TOOLLESS)
+    chat = Chat.from_pretrained(str(tiny_dir), chat_template=str(template) if is_toolless else None)
+    async with scripted(chat, ["one", "two", "three"]) as (service, _), service.session() as open:
+        for tools in ({}, {"tools": [ADD]}, {"tools": [ADD, {**ADD, "function": {**FUNCTION, "name": "other"}}]}):
+            await open.say([{"role": "user", "content": "Go."}], **tools)
+    assert open.trajectory.metrics.get("openai_unseen_tools", 0) == (2 if is_toolless else 0)
+    assert caplog.text.count("trajectory/openai_unseen_tools") == is_toolless
+    if is_toolless:
+        assert_names(caplog.text, "model.chat_template")
