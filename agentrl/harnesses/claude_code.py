@@ -26,7 +26,7 @@ class ClaudeCode(Harness):
     """Claude Code. It may run every tool without asking, as the trainer's user."""
 
     program = "claude"
-    install = "npm install -g @anthropic-ai/claude-code@2.1.197"
+    install = "npm install -g --allow-scripts=@anthropic-ai/claude-code @anthropic-ai/claude-code@2.1.197"
     version = "2.1.197"
 
     def __init__(self, options: ClaudeCodeOptions | None = None) -> None:

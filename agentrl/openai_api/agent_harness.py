@@ -7,6 +7,7 @@ ends, and a command judges the folder that it leaves. The program is given the i
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 import shutil
@@ -20,7 +21,7 @@ from agentrl.config.registries import HARNESSES
 from agentrl.errors import ConfigError, DataError
 from agentrl.openai_api import agent_command
 from agentrl.openai_api.agent_process import AgentProcess, ProgramAgent
-from agentrl.openai_api.agent_task import AgentTask
+from agentrl.openai_api.agent_task import AgentError, AgentTask, CheckFailed
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.openai_api.harness import Errand, Harness
 from agentrl.openai_api.place import CannotBeJudged, Desk, OnThisMachine, Place, Room
@@ -44,6 +45,8 @@ def build(options: AgentOptions) -> Agent:
     remove_left_folders()
     found = cast(type[Harness], HARNESSES.get(options.harness))
     harness = configured(found, options.harness_options, "openai_proxy.harness_options")()
+    if options.check and "/" not in (judge := options.check[0]) and shutil.which(judge) is None:
+        raise ConfigError(f"openai_proxy.check: no program {judge!r} on PATH; install it, or give its path")
     return HarnessAgent(harness, program_of(harness, options), options)
 
 
@@ -59,6 +62,8 @@ def program_of(harness: Harness, options: AgentOptions) -> list[str]:
             [*words, *harness.version_arguments], capture_output=True, text=True, timeout=VERSION_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+            hint = f"npm 11 leaves such a stub where --allow-scripts does not name the package; {hint}"
         raise ConfigError(f"openai_proxy.harness={options.harness}: {' '.join(words)}: {error}; {hint}") from error
     check_version(harness, words, said.returncode, said.stdout + said.stderr, hint)
     return words
@@ -167,6 +172,8 @@ class HarnessAgent(ProgramAgent):
             check = await self._place.judge(task, desk, files, words, seconds, key="openai_proxy.check")
         except CannotBeJudged:
             return {"score": 0.0}
+        except AgentError as error:
+            raise CheckFailed(str(error), error.reason) from error
         return {"score": 0.0, "check_timeout": 1.0} if check is None else {"score": float(check.process.status == 0)}
 
 

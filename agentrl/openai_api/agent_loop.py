@@ -21,7 +21,7 @@ from agentrl.config import Config
 from agentrl.config.registries import AGENT_STARTERS
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.errors import ConfigError, InfrastructureError
-from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
+from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask, CheckFailed
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.openai_api.selection import KEY, Kind, Selection, SessionTranscript, leave_out, main_of, train_of
 from agentrl.reward.reported import REPORTED
@@ -44,6 +44,11 @@ FIRST_TRIES = 8
 
 Later tries may fail by the policy's text, which must not be able to end a run.
 """
+
+WHEN_TOO_LONG = (
+    "The context is data.max_prompt_length and data.max_response_length together, or rollout.max_model_len. Raise "
+    "them, as far as the model has positions, or have the agent send less, e.g. fewer tools (docs/harnesses.md)"
+)
 
 SHOWN = ("prompt", "extra_info", "data_source", "ability", "index")
 """Fields of a sample that an agent is given, with the trajectory's origin: all but how it is scored."""
@@ -116,10 +121,14 @@ class OpenAIProxyLoop(AgentLoop):
         is_told_of = is_judged and "openai_refused" in episode.trajectory.metrics
         if isinstance(error, InfrastructureError) and not isinstance(error, AgentFailed):
             raise error  # A place failed, e.g. a container. How the session had ended before does not excuse it.
-        if session.ending is Status.COMPLETED and session.stopped is None and error is not None and not is_told_of:
+        is_excused = session.ending is not Status.COMPLETED or session.stopped is not None or is_told_of
+        if isinstance(error, CheckFailed) or (error is not None and not is_excused):
             raise self._blamed(self._agent, error, session.last_error, is_first=is_first)
         if not session.turns and session.ending is Status.COMPLETED:
             raise self._agent.error(f"it made no successful call; {session.last_error or 'it made none at all'}")
+        if session.ending is Status.LENGTH and not episode.trajectory.transcripts:
+            said = f"agent: no request of it fitted into the context. {session.last_error} {WHEN_TOO_LONG}"
+            raise self._blamed(self._agent, AgentError(said, "no request of it fitted"), None, is_first=is_first)
         if session.ending is Status.COMPLETED and session.undelivered and not episode.trajectory.num_sampled:
             problem = "it left every answer of the policy before it was delivered, so nothing of this try is trained on"
             raise AgentError(f"agent: {problem}", problem)

@@ -48,6 +48,10 @@ class AgentError(UserError):
         self.reason = reason
 
 
+class CheckFailed(AgentError):
+    """Error of the command that judges: it could not be started, however the program's session had ended."""
+
+
 Door = Callable[[socket.socket], AbstractAsyncContextManager[None]]
 
 

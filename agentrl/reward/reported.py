@@ -15,7 +15,8 @@ def compute_score(trajectory: Trajectory) -> float:
     numbers = trajectory.score_extra
     if REPORTED not in numbers:
         raise LookupError(
-            "data_source agent/*: no score was reported; the agent returns {'score': NUMBER}, or somebody posts it to "
-            "the session's REPORT_URL/feedback (docs/openai_endpoint.md)"
+            "data_source agent/*: no score was reported. A harness, and an agent in a container, is judged by "
+            "openai_proxy.check; any other agent returns {'score': NUMBER}, or somebody posts it to the session's "
+            "REPORT_URL/feedback (docs/openai_endpoint.md)"
         )
     return numbers[REPORTED]

@@ -15,13 +15,14 @@ import jinja2
 import pytest
 
 from agentrl.config.registries import HARNESSES
-from agentrl.errors import ConfigError
+from agentrl.errors import CodeError, ConfigError
 from agentrl.openai_api import agent_harness
 from agentrl.openai_api.agents import AgentOptions
 from agentrl.openai_api.harness import Errand, Harness
 from agentrl.system.owner import new_folder
 from agentrl.trajectory import Status
 from tests.harnesses.conftest import IS_RIGHT, TASK, Harnessed
+from tests.naming import assert_names, naming
 
 PROGRAM = """
 import json, os, pathlib, sys, urllib.request
@@ -143,6 +144,31 @@ async def test_a_used_up_budget_leaves_the_checks_score(harnessed: Make, options
     assert (found.status, found.score) == (Status.TURN_LIMIT, 1.0)
 
 
+async def test_a_program_whose_first_request_is_too_long_is_left_out_with_its_tokens_and_the_keys(
+    harnessed: Make, options: Callable[..., AgentOptions]
+) -> None:
+    found = await harnessed(options(), lambda prompt: "5", max_model_len=20, max_retries=2).run(n=7)
+    assert {one.status for one in found} == {Status.FAILED} and found[0].metrics["retries"] == 0
+    for one in found:
+        assert_names(one.failure or "", "AgentError", "tokens", "20", "data.max_prompt_length")
+
+
+async def test_a_first_request_that_is_always_too_long_ends_the_run(
+    harnessed: Make, options: Callable[..., AgentOptions]
+) -> None:
+    with naming(CodeError, "first 8 tries", "data.max_prompt_length"):
+        await harnessed(options(), lambda prompt: "5", max_model_len=20).run(n=8)
+
+
+async def test_a_check_that_cannot_be_started_is_no_score_of_a_session_that_used_up_its_budget(
+    harnessed: Make, options: Callable[..., AgentOptions]
+) -> None:
+    used = harnessed(options(check=["./not-there"]), lambda prompt: "5 " * 90, max_response_tokens=20)
+    (found,) = await used.run()
+    assert found.status is Status.FAILED
+    assert_names(found.failure or "", "openai_proxy.check", "not-there")
+
+
 @pytest.mark.parametrize(("ending", "is_judged"), [("sys.exit(1)", True), ("os.kill(os.getpid(), 9)", False)])
 async def test_a_program_that_went_on_after_a_used_up_budget_is_judged_whatever_its_status(
     harnessed: Make, options: Callable[..., AgentOptions], ending: str, is_judged: bool
@@ -209,6 +235,20 @@ def test_a_program_that_is_not_there_is_named_with_its_installation(options: Cal
     for command in (None, ["/nowhere/mine"], ["false"]):
         with pytest.raises(ConfigError, match=r"pip install mine==1\.2\.3.*openai_proxy\.command"):
             agent_harness.build(options(command=command))
+
+
+def test_a_check_that_is_not_there_ends_the_run_at_its_start(options: Callable[..., AgentOptions]) -> None:
+    with naming(ConfigError, "openai_proxy.check", "not-there"):
+        agent_harness.build(options(check=["not-there"]))
+
+
+def test_a_stub_in_place_of_the_program_is_named(options: Callable[..., AgentOptions], tmp_path: Path) -> None:
+    """What npm 11 leaves where no installation script may run: a text without the line that names a shell."""
+    stub = tmp_path / "stub"
+    stub.write_text('echo "Error: native binary not installed." >&2\n')
+    stub.chmod(0o755)
+    with naming(ConfigError, "npm 11", "openai_proxy.command"):
+        agent_harness.build(options(command=[str(stub)]))
 
 
 def test_another_version_is_told(
