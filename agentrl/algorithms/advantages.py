@@ -41,8 +41,8 @@ def estimated(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> Advantages
     """Compute advantages and returns [T] float32 by `config.adv_estimator`, 0 where the policy did not sample.
 
     Needs old_logprobs and the columns that the estimator declares. n: trajectories requested for each prompt. The
-    column score_shift is read by `with_own_scores`. Raises TrainingError unless the estimator returns one number a
-    token, CodeError where a user's estimator fails.
+    column score_shift is read by `with_own_scores`. Raises CodeError where a user's estimator fails, or does not return
+    one number a token.
     """
     found = _estimated(batch, config, n)
     return found if batch.score_shift is None else with_own_scores(found, batch, config, n)
@@ -102,9 +102,11 @@ def _estimated(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> Advantage
         raise contract_error(what, found, problem)
     for name, result in zip(("advantages", "returns"), results[:2], strict=True):
         if result.shape != batch.mask.shape:
-            raise TrainingError(
-                f"{what}: expected {name} of shape {list(batch.mask.shape)}, one a token, found {list(result.shape)}"
+            problem = (
+                f"expected {name} of shape {list(batch.mask.shape)}, one a token, found {list(result.shape)}. A number "
+                "of each sequence becomes one of each token by repeat_interleave(columns.offsets.diff())"
             )
+            raise contract_error(what, found, problem)
     advantages, returns = (torch.where(batch.mask, result, 0.0).float() for result in results[:2])
     return Advantages(advantages, returns, finite_numbers(what, metrics))
 

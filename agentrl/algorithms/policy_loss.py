@@ -19,9 +19,9 @@ from agentrl.config.columns import is_users
 from agentrl.config.declaration import Declaration, Score, declaration_of
 from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
-from agentrl.errors import TrainingError
+from agentrl.errors import CodeError, TrainingError
 from agentrl.system.registry import configured
-from agentrl.system.user_code import contract_error, user_code
+from agentrl.system.user_code import Code, contract_error, user_code
 
 if TYPE_CHECKING:
     from agentrl.config.sections.actor import ActorConfig
@@ -32,6 +32,24 @@ BY_TOKEN, CORRECTION = "by_token/", "correction/"
 """Marks, among the sums of an update, those reported as a mean over the policy tokens with advantage."""
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 OPTIONS = "actor_rollout_ref.actor.policy_loss.options"
+REPORTED = frozenset(
+    {
+        *(
+            "entropy",
+            "entropy_coeff",
+            "expert_loss",
+            "grad_norm",
+            "kl_loss",
+            "loss",
+            "lr",
+            "moe_aux_loss",
+            "moe_z_loss",
+        ),
+        *("observation_nll", "pg_loss", "ppo_kl", "reward_kl_penalty", "reward_kl_penalty_coeff", "skipped_updates"),
+        *("success_nll", "teacher_loss"),
+    }
+)
+"""Metrics `actor/<name>` that the trainer reports itself, so no loss may give a sum of the name."""
 
 
 def loss_columns(correction: RolloutCorrectionConfig) -> tuple[str, ...]:
@@ -59,7 +77,7 @@ class MicroLoss:
     """[T] without gradient, the columns of `loss_columns` that the loss has."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class PolicyLoss(Term):
     """The loss that `config.policy_loss` names, with its options."""
 
@@ -70,6 +88,8 @@ class PolicyLoss(Term):
     coef: float = 1.0
     filters: bool = True
     """Sequences whose advantages are all 0 need not be computed, if the loss declares advantage_only."""
+    is_believed: bool = True
+    """No proof is due of the declarations: the loss is ours, or has been tried on a micro-batch."""
 
     name = "pg_loss"
     key = LOSS_MODE
@@ -90,7 +110,13 @@ class PolicyLoss(Term):
         found = cast("Callable[[LossColumns, ActorConfig], TokenLoss]", POLICY_LOSSES.get(config.policy_loss.loss_mode))
         function = configured(found, config.policy_loss.options, OPTIONS)
         correction = correction or RolloutCorrectionConfig()
-        return PolicyLoss(config, declaration_of(found), function, correction, coef, filters)
+        believed = POLICY_LOSSES.is_built_in(config.policy_loss.loss_mode)
+        return PolicyLoss(config, declaration_of(found), function, correction, coef, filters, believed)
+
+    @property
+    def is_of_a_user(self) -> bool:
+        """True for a loss that is none of agentrl's."""
+        return not POLICY_LOSSES.is_built_in(self.config.policy_loss.loss_mode)
 
     def scores(self) -> Sequence[Score]:
         return self.declaration.scores
@@ -114,12 +140,16 @@ class PolicyLoss(Term):
 
         logprobs, entropy and squared_probs [T] float with gradient, the last two where they are declared. Without
         old_logprobs the policy's own, detached, replace them. The correction is the batch's column, or computed here,
-        from its staleness, where the proximal policy is not recomputed. Raises TrainingError when the loss does not
-        return one number a token, CodeError where a user's loss fails.
+        from its staleness, where the proximal policy is not recomputed. Raises CodeError where a user's loss fails,
+        does not return one number a token, or is not what it declares.
         """
-        columns = self._columns(micro, logprobs, {"entropy": entropy, "squared_probs": squared_probs})
+        scores = {"entropy": entropy, "squared_probs": squared_probs}
+        columns = self._columns(micro, logprobs, scores)
         found = self._call(columns)
         self._check(found.by_token, columns.mask, "by_token")
+        if not self.is_believed and self.declaration.advantage_only:
+            self._prove_advantage_only(micro, logprobs, scores)
+        self.is_believed = True
         with torch.no_grad():
             taught = columns.mask & (columns.advantages != 0)
             change = log_ratio(columns)
@@ -139,23 +169,65 @@ class PolicyLoss(Term):
         return MicroLoss(by_token, taught.sum(), sums, correction, seen)
 
     def _call(self, columns: LossColumns) -> TokenLoss:
-        what = f"{LOSS_MODE}={self.config.policy_loss.loss_mode}"
-        code = self.function.func if isinstance(self.function, partial) else self.function
-        with user_code(what, code):
+        with user_code(self.what, self._code):
             found = self.function(columns, self.config)
         if not isinstance(found, TokenLoss):
-            raise contract_error(what, code, f"expected a TokenLoss, found {type(found).__name__}")
+            raise self._broken(
+                f"expected a TokenLoss, found {type(found).__name__}. Return TokenLoss(loss), or TokenLoss(loss, sums) "
+                "with sums for metrics, of agentrl.algorithms"
+            )
         for name, value in found.sums.items():
             if not isinstance(value, Tensor) or value.shape:
-                problem = f"the sum {name!r}: expected a tensor of one number, found {value!r:.100}"
-                raise contract_error(what, code, problem)
+                raise self._broken(f"the sum {name!r}: expected a tensor of one number, found {value!r:.100}")
+            if name in REPORTED:
+                raise self._broken(f"the sum {name!r}: the trainer reports actor/{name} itself; choose another name")
         return found
+
+    def _prove_advantage_only(self, micro: RaggedBatch, logprobs: Tensor, scores: Mapping[str, Tensor | None]) -> None:
+        """Compute the gradient of a user's loss with all advantages 0. Raises CodeError where it is not 0.
+
+        Sequences without advantage would be left out by the declaration, and their gradient with them.
+        """
+        leaves = {
+            name: value.detach().requires_grad_()
+            for name, value in {**scores, "logprobs": logprobs}.items()
+            if value is not None
+        }
+        assert micro.advantages is not None
+        blank = micro.with_fields(advantages=torch.zeros_like(micro.advantages))
+        with torch.enable_grad():
+            found = self._call(self._columns(blank, leaves["logprobs"], {name: leaves.get(name) for name in scores}))
+            if not found.by_token.requires_grad:
+                return
+            total = masked_sum(found.by_token, micro.mask)
+            gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        by_leaf = zip(leaves, gradients, strict=True)
+        # A gradient that is not a number, of advantages divided by their own spread, proves nothing.
+        pulls = [name for name, one in by_leaf if one is not None and one.nan_to_num(0, 0, 0).any()]
+        if pulls:
+            raise self._broken(
+                f"it declares advantage_only, and with advantages of 0 its gradient by {' and '.join(pulls)} is not 0. "
+                "Trajectories without advantage would be left out, and what it teaches by them: declare it without "
+                "advantage_only"
+            )
+
+    @property
+    def what(self) -> str:
+        """The key and its value, for messages."""
+        return f"{LOSS_MODE}={self.config.policy_loss.loss_mode}"
+
+    @property
+    def _code(self) -> Code:
+        return self.function.func if isinstance(self.function, partial) else self.function
+
+    def _broken(self, problem: str) -> CodeError:
+        return contract_error(self.what, self._code, problem)
 
     @torch.no_grad()
     def select(self, batch: RaggedBatch, logprobs: Tensor, seed: int) -> Tensor:
         """Choose the tokens that the loss treats otherwise, by the function that it declares: [T] bool.
 
-        logprobs [T] float: of the policy before the update. Raises TrainingError when it does not return one a token.
+        logprobs [T] float: of the policy before the update. Raises CodeError when it does not return one a token.
         """
         assert self.declaration.select is not None, "a loss that selects"
         choose = configured(self.declaration.select, self.config.policy_loss.options, OPTIONS)
@@ -165,9 +237,10 @@ class PolicyLoss(Term):
 
     def _check(self, found: Tensor, mask: Tensor, what: str) -> None:
         if found.shape != mask.shape:
-            raise TrainingError(
-                f"{LOSS_MODE}={self.config.policy_loss.loss_mode}: expected {what} "
-                f"of shape {list(mask.shape)}, one a token, found {list(found.shape)}"
+            raise self._broken(
+                f"expected {what} of shape {list(mask.shape)}, one a token, found {list(found.shape)}. "
+                "A number of each sequence becomes one of each token by repeat_interleave(columns.offsets.diff()); the "
+                "mean over tokens is the trainer's (actor_rollout_ref.actor.loss_agg_mode)"
             )
 
     @torch.no_grad()
@@ -194,7 +267,7 @@ class PolicyLoss(Term):
     def _columns(self, micro: RaggedBatch, logprobs: Tensor, scores: Mapping[str, Tensor | None] | None) -> LossColumns:
         """Build the view; scores: of the forward pass, with gradient. None: the view has no declared columns."""
         assert micro.advantages is not None
-        mask, asked_by = micro.mask, f"{LOSS_MODE}={self.config.policy_loss.loss_mode}"
+        mask, asked_by = micro.mask, self.what
 
         def inside(values: Tensor) -> Tensor:
             return torch.where(mask, values, 0.0) if values.is_floating_point() else values

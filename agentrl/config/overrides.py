@@ -80,10 +80,18 @@ def _text(key: str, value: Value) -> str:
             if "<" in value.__qualname__:  # of a lambda, or inside a function
                 raise ConfigError(
                     f"{key}: {value.__qualname__} has no name in its module {value.__module__}, by which it could be "
-                    "found; define it at the top level of a file, or of a notebook's cell"
+                    "found; define it at the top level of a file, or of a notebook's cell. Numbers that differ by run "
+                    "are options of it (docs/extending.md)"
                 )
             return _text(key, f"{value.__module__}:{value.__qualname__}")
     raise ConfigError(
         f"{key}: expected text, a path, a number, a bool, None, a function, a class, a list or a mapping of such; "
-        f"found {value!r:.100} of type {type(value).__name__}"
+        f"found {value!r:.100} of type {type(value).__name__}{_instead(value)}"
     )
+
+
+def _instead(value: object) -> str:
+    """Say what takes the place of an object that can be called."""
+    if not callable(value):
+        return ""
+    return ". A function takes its numbers as options, which keys set: a parameter `options` (docs/extending.md)"

@@ -81,7 +81,7 @@ ADVANTAGE_ESTIMATORS = Registry(
         **{name: f"{_ESTIMATORS}.{name}:{name}" for name in _BY_FILE},
         "tir_optimal_token_baseline": f"{_ESTIMATORS}.optimal_token_baseline:optimal_token_baseline",  # verl's name
     },
-    functions=True,
+    takes=("columns", "config"),
 )
 """Functions from `EstimatorColumns` to `Advantages`, which declare further columns (`agentrl.config.declaration`).
 """
@@ -96,7 +96,7 @@ POLICY_LOSSES = Registry(
         **{name: f"{_LOSSES}.covariance:{name}" for name in ("clip_cov", "kl_cov")},
         **{name: f"{_LOSSES}.dppo:{name}" for name in ("dppo_kl", "dppo_tv")},
     },
-    functions=True,
+    takes=("columns", "config"),
     needing_options=("dro",),
 )
 """Functions from `LossColumns` to `TokenLoss`, which declare likewise."""

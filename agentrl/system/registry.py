@@ -34,6 +34,7 @@ class Registry:
         built_in: each name with its `module:object`.
         base: `module:Class`, the base class of every choice; None: the caller checks what it needs.
         functions: every choice must be callable.
+        takes: names of the arguments that a function is called with, apart from its options; (): they are not checked.
         needing_options: the built-in choices with an option that has no default.
         targets: allow `module:object` and `path/to/file.py:object` next to names. False where names come from data,
             which nobody trusts with an import.
@@ -48,6 +49,7 @@ class Registry:
         *,
         base: str | None = None,
         functions: bool = False,
+        takes: Sequence[str] = (),
         needing_options: Collection[str] = (),
         targets: bool = True,
         group: str | None = None,
@@ -55,7 +57,8 @@ class Registry:
         self.what, self.key, self._group = what, key, group
         self._built_in = {**built_in, **(of_annexes(group) if group is not None else {})}
         self._needing_options = frozenset(needing_options)
-        self._base, self._functions, self.takes_targets = base, functions, targets
+        self._base, self._functions, self.takes_targets = base, functions or bool(takes), targets
+        self._takes = tuple(takes)
         self._registered: dict[str, object] = {}
         self._loaded: dict[str, object] = {}
         """Built-in objects that were chosen before."""
@@ -126,6 +129,25 @@ class Registry:
             if options is None and options_model(found) is not None:
                 raise ConfigError(f"{key}={name}: a {self.what} has no options, found a parameter `options`")
             read_options(found, options or {}, options_key or key)
+            self._check_arguments(found, f"{key}={name}")
+
+    def _check_arguments(self, found: object, what: str) -> None:
+        """Raise ConfigError for a function that cannot be called with the arguments that it is given."""
+        if not self._takes:
+            return
+        assert callable(found), "get has checked it"
+        try:
+            signature = inspect.signature(found)
+        except ValueError:  # compiled, without a signature
+            return
+        options = {"options": None} if options_model(found) is not None else {}
+        try:
+            signature.bind(*self._takes, **options)
+        except TypeError as error:
+            raise ConfigError(
+                f"{what}: expected a function of ({', '.join(self._takes)}), which may have a parameter `options`, "
+                f"annotated with a pydantic model; found {'.'.join(_place(found))}{signature} ({error})"
+            ) from None
 
     def make(
         self,

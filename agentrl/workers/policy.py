@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.aggregate import LossScale, Scored, Term, add_up, aggregate, with_loss_units
-from agentrl.algorithms.policy_loss import BY_TOKEN, CORRECTION, loss_columns
+from agentrl.algorithms.policy_loss import BY_TOKEN, CORRECTION, PolicyLoss, loss_columns
 from agentrl.algorithms.rollout_correction import correction_metrics
 from agentrl.algorithms.terms import EntropyBonus, ExpertNLL, loss_terms
 from agentrl.config.declaration import Computed
@@ -29,7 +29,7 @@ from agentrl.runtime.ranks import CachedColumns, RankWeights
 from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.backend import AUX_LOSS, Z_LOSS, MiniBatch, PolicyBackendFactory, PolicySettings
+from agentrl.workers.backend import AUX_LOSS, Z_LOSS, MiniBatch, PolicyBackendFactory, PolicySettings, StepReport
 from agentrl.workers.fsdp import FSDPPolicy
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.teacher import read_heads, write_scores
@@ -357,6 +357,21 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             name.removeprefix(CORRECTION): sum(one.sums.get(name, 0.0) for one in report.taken) for name in corrections
         }
         return found | correction_metrics(sums, self._correction)
+
+    def _blame(self, report: StepReport) -> str:
+        """Blame a user's loss whose numbers, or whose gradient, are not finite where its log-probs are."""
+        loss = next((one for one in self._terms if isinstance(one, PolicyLoss)), None)
+        own, change = report.sums.get("pg_loss", 0.0), report.sums.get(f"{BY_TOKEN}ppo_kl", math.nan)
+        if loss is None or not loss.is_of_a_user or not math.isfinite(change):
+            return super()._blame(report)
+        if not math.isfinite(own):
+            return (
+                f"and so are the policy's log-probs: the result of {loss.what} is not. Look for 0 / 0 and log(0) in it."
+            )
+        return (
+            f"and so is the result of {loss.what}: its gradient is not (a root or a power of 0, or where() around "
+            f"one), or {super()._blame(report)}"
+        )
 
     def _went_over(self, report: UpdateReport, length: int) -> dict[str, float]:
         """Return train/policy_tokens, perf/update_tokens and, where weights add up to 1, train/loss_weight, a mean.

@@ -126,6 +126,13 @@ class TrainableWorker(Generic[Found_co]):
             raise TrainingError(f"{cause} It is the {MAX_SKIPPED}th training step in a row in which nothing was learnt")
         return UpdateReport(taken, skipped)
 
+    def _blame(self, report: StepReport) -> str:
+        """Say what is not finite where the batch is: the end of a sentence, and the remedy."""
+        return (
+            "the model's own are not: lower optim.lr or grad_clip, or use float32; if it happens at the first step, "
+            "the model's weights are broken."
+        )
+
     def _not_finite(self, mini: MiniBatch[Found_co], report: StepReport) -> str:
         """Describe the fault in the mini-batch of all ranks; every rank must ask."""
         mine = self._learner.share_of(mini.sequences)
@@ -137,10 +144,10 @@ class TrainableWorker(Generic[Found_co]):
             f"{name} ({count} of {tokens} policy tokens)" for name, count in zip(names, counts, strict=True) if count
         ]
         cause = (
-            f"Not finite in the batch: {', '.join(bad)}; look at the reward function and the log-probs first."
+            f"Not finite in the batch: {', '.join(bad)}; look at the advantage estimator, the reward function and the "
+            "log-probs first."
             if bad
-            else "All numbers of the batch are finite, so the model's own are not: lower optim.lr or grad_clip, or use "
-            "float32; if it happens at the first step, the model's weights are broken."
+            else f"All numbers of the batch are finite, so {self._blame(report)}"
         )
         return (
             f"the loss is {report.loss} and the gradient norm {report.grad_norm}. The weights stand as they were "

@@ -486,7 +486,7 @@ def test_metrics_of_a_users_estimator_are_metrics_of_the_step() -> None:
         (gives_texts, CodeError, r"metrics of its Advantages must be a mapping of names to numbers, found {'share'"),
         (raises, CodeError, r"raises\): RuntimeError: The size of tensor a .*\n  .*test_advantages.py:\d+ in raises: "),
         (gives_a_tensor, CodeError, r"expected Advantages\(advantages, returns\) of two tensors, found Tensor"),
-        (gives_a_number_a_sequence, TrainingError, r"expected advantages of shape \[8\], one a token, found \[2\]"),
+        (gives_a_number_a_sequence, CodeError, r"expected advantages of shape \[8\], one a token, found \[2\]"),
     ],
 )
 def test_a_users_estimator_that_fails_is_named(estimator: Any, error: type[Exception], says: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from agentrl.algorithms import LossColumns, TokenLoss, declare
 from agentrl.algorithms.aggregate import LossScale, Scored, add_up, aggregate
-from agentrl.algorithms.policy_loss import MicroLoss, PolicyLoss, select_tokens
+from agentrl.algorithms.policy_loss import REPORTED, MicroLoss, PolicyLoss, select_tokens
 from agentrl.algorithms.ragged import segment_sum
 from agentrl.algorithms.terms import loss_terms
 from agentrl.algorithms.value_loss import value_loss
@@ -24,6 +25,7 @@ from agentrl.errors import CodeError, ConfigError, TrainingError
 from agentrl.model.scores import TokenScores
 from agentrl.system.registry import options_model
 from agentrl.trajectory.batch import RaggedBatch
+from agentrl.workers.policy import PolicyWorker
 from tests.algorithms.batches import Row, batch_of, micro_loss
 from tests.naming import naming
 
@@ -220,7 +222,7 @@ def test_a_selection_for_other_tokens_ends_the_run() -> None:
     loss = PolicyLoss(ActorConfig(), declaration_of(own), own, RolloutCorrectionConfig())
     batch = batch_of(Row("011"))
     batch = batch.with_fields(advantages=torch.zeros(3))
-    with naming(TrainingError, "[3]", "found [2]"):
+    with naming(CodeError, "[3]", "found [2]"):
         loss.select(batch, torch.zeros(3), 0)
 
 
@@ -228,9 +230,20 @@ def test_a_selection_for_other_tokens_ends_the_run() -> None:
     ("result", "says"),
     [
         (lambda columns: columns.logprobs[1:] * columns.mask, r"own\): RuntimeError: The size of tensor a \(2\) must"),
-        (lambda columns: columns.logprobs, r"own\): expected a TokenLoss, found Tensor\n.*test_losses.py:\d+"),
+        (
+            lambda columns: columns.logprobs,
+            r"own\): expected a TokenLoss, found Tensor\. Return .*\n.*test_losses.py:\d+",
+        ),
         (lambda columns: TokenLoss(columns.logprobs, {"size": 2.0}), "the sum 'size': expected a tensor of one number"),  # type: ignore[dict-item]
         (lambda columns: TokenLoss(columns.logprobs, {"size": columns.mask}), "the sum 'size': .* found tensor"),
+        (
+            lambda columns: TokenLoss(columns.logprobs.mean()),
+            r"shape \[3\], one a token, found \[\].*\n.*test_losses.py:\d",
+        ),
+        (
+            lambda columns: TokenLoss(columns.logprobs, {"kl_loss": columns.mask.sum()}),
+            "the sum 'kl_loss'.*actor/kl_loss",
+        ),
     ],
 )
 def test_a_users_loss_that_fails_is_named_with_its_place(result: Callable[[LossColumns], TokenLoss], says: str) -> None:
@@ -241,6 +254,50 @@ def test_a_users_loss_that_fails_is_named_with_its_place(result: Callable[[LossC
     batch = batch_of(Row("011")).with_fields(advantages=torch.zeros(3))
     with pytest.raises(CodeError, match=says):
         loss(batch, torch.zeros(3))
+
+
+def of_advantages(columns: LossColumns, config: ActorConfig) -> TokenLoss:
+    return TokenLoss(-columns.advantages * columns.logprobs)
+
+
+def with_a_kl(columns: LossColumns, config: ActorConfig) -> TokenLoss:
+    return TokenLoss(-columns.advantages * columns.logprobs + 0.1 * (columns.logprobs - columns.old_logprobs) ** 2)
+
+
+def by_spread(columns: LossColumns, config: ActorConfig) -> TokenLoss:
+    return TokenLoss(-columns.advantages / columns.advantages.std() * columns.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("function", "declares", "says"),
+    [
+        (of_advantages, True, ""),
+        (by_spread, True, ""),  # not a number with advantages of 0: no proof against it
+        (with_a_kl, True, "declares advantage_only, .* gradient by logprobs is not 0"),
+        (with_a_kl, False, ""),
+    ],
+)
+def test_a_loss_is_tried_without_advantages_where_it_declares_to_need_them(
+    function: Callable[[LossColumns, ActorConfig], TokenLoss], declares: bool, says: str
+) -> None:
+    """All advantages of the batch differ from 0: sequences whose are 0 would have been left out."""
+    declared = declaration_of(declare(advantage_only=declares)(function))
+    loss = PolicyLoss(ActorConfig(), declared, function, RolloutCorrectionConfig(), is_believed=False)
+    batch = batch_of(Row("011"), Row("011")).with_fields(advantages=torch.tensor([0.0, 1.0, 1.0, 0.0, -1.0, -1.0]))
+    logprobs = torch.full((6,), -0.5, requires_grad=True)
+    if says:
+        with pytest.raises(CodeError, match=says):
+            loss(batch, logprobs)
+    else:
+        loss(batch, logprobs).by_token.sum().backward()
+        assert logprobs.grad is not None and loss.is_believed
+
+
+def test_every_metric_of_an_update_is_a_name_that_no_loss_may_take() -> None:
+    """By the documentation of `PolicyWorker.update`, which lists them next to the losses' own."""
+    text = PolicyWorker.update.__doc__ or ""
+    named = set(re.findall(r"actor/(\w+)", text))
+    assert named and named <= REPORTED
 
 
 def test_a_loss_without_a_gradient_ends_the_run() -> None:

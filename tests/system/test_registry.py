@@ -174,3 +174,14 @@ def test_options_of_a_users_file_need_no_care_of_the_user(tmp_path: Path) -> Non
     assert options is not None and options.model_dump() == {"size": 2}
     with naming(ConfigError, "k:", "key 'sise'", "'size'", "unknown"):
         read_options(f, {"sise": 2}, "k")
+
+
+def test_a_function_of_other_arguments_is_refused_with_the_config() -> None:
+    """Before any model is loaded, and not where it is first called."""
+    takes = Registry("measure", "a.measure", {}, takes=("value",))
+    takes.check(f"{__name__}:with_options", {"strength": 2.0})
+    takes.check("builtins:dict", None)  # compiled, without a signature
+    with naming(ConfigError, f"a.measure={__name__}:plain", "(value)", "plain()"):
+        takes.check(f"{__name__}:plain", None)
+    with naming(ConfigError, "a.measure=builtins:pow", "(value)", "exp"):
+        takes.check("builtins:pow", None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agentrl.algorithms import LossColumns, TokenLoss
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import AlgorithmConfig, PolicyLossConfig, RolloutCorrectionConfig
 from agentrl.config.sections.model import ModelConfig
@@ -335,6 +337,31 @@ def test_a_run_that_learns_nothing_for_long_ends(make_worker: WorkerMaker, make_
     with torch.no_grad():
         fsdp(worker).params["model.norm.weight"].copy_(healthy)
     assert all(torch.equal(tensor, before[name]) for name, tensor in fsdp(worker).named_tensors())
+
+
+def gives_nan(columns: LossColumns, config: ActorConfig) -> TokenLoss:
+    return TokenLoss(-columns.advantages * columns.logprobs * math.nan)
+
+
+def has_no_slope(columns: LossColumns, config: ActorConfig) -> TokenLoss:
+    return TokenLoss(-columns.advantages * (columns.logprobs - columns.logprobs.detach()).abs().sqrt())
+
+
+@pytest.mark.parametrize(("function", "says"), [(gives_nan, "the result of"), (has_no_slope, "its gradient is not")])
+def test_a_users_loss_that_is_not_finite_is_blamed(
+    make_worker: WorkerMaker, make_batch: BatchMaker, caplog: pytest.LogCaptureFixture, function: object, says: str
+) -> None:
+    batch = make_batch(prompts=2)
+    mode = f"{__name__}:{getattr(function, '__name__', '')}"
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=2, policy_loss=PolicyLossConfig(loss_mode=mode)))
+    batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
+    assert worker.update(batch, step=1)["actor/skipped_updates"] == 1
+    assert_names(caplog.text, says, mode)
+    with torch.no_grad():
+        fsdp(worker).params["model.norm.weight"].fill_(torch.inf)
+    caplog.clear()
+    worker.update(batch, step=2)
+    assert mode not in caplog.text and "weights are broken" in caplog.text
 
 
 def test_the_learning_rate_begins_with_the_policys_first_step(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
