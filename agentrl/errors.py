@@ -1,5 +1,12 @@
 """The errors that end a run with a message for its user, and the error for faults that may pass."""
 
+import sysconfig
+import traceback
+from pathlib import Path
+
+_NOT_THE_USERS = (str(Path(__file__).parent), *(sysconfig.get_path(one) for one in ("stdlib", "purelib", "platlib")))
+"""Folders of code that no user of a notebook wrote: this package, Python's library and installed packages."""
+
 
 class UserError(Exception):
     """Something the user gave is wrong: a file, a row, a key, a model.
@@ -7,6 +14,16 @@ class UserError(Exception):
     The message names the place (file, row, key), the expected and the found value, and the remedy. The command-line
     entry points print it without a traceback and exit with status 2.
     """
+
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython and notebooks show in place of a traceback: the user's own places, and the message.
+
+        The whole one is that of `sys.last_value`.
+        """
+        frames = traceback.extract_tb(self.__traceback__)
+        own = [one for one in frames if not one.filename.startswith(_NOT_THE_USERS)]
+        places = [f"  {one.filename}:{one.lineno} in {one.name}: {one.line}" for one in own]
+        return [*places, f"{type(self).__name__}: {self}", *getattr(self, "__notes__", [])]
 
 
 class ConfigError(UserError):

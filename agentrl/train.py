@@ -90,6 +90,10 @@ def training(
         ):
             config = with_quickstart_data(config, display)
             inputs = open_inputs(config, objects)
+            if config.trainer.device == "cuda":
+                from agentrl.runtime.device import resolve_device
+
+                resolve_device("cuda", display.warn)  # refused before minutes of a warm-up
             config = with_quickstart_policy(config, display)
             # Imported later still: torch takes seconds, for which no mistake in tools or rows should wait.
             from agentrl.trainer.build import build

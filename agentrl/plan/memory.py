@@ -317,7 +317,10 @@ def doubled(least: int, start: int) -> int:
 def read_shape(path: str, override: Mapping[str, JSON]) -> ModelShape:
     """Read the shape of a model from its config.json. Raises ConfigError for a model that is not counted."""
     if path == "quickstart":
-        raise ConfigError("the quickstart's policy of 0.36 million parameters is made when a run begins; give a model")
+        raise ConfigError(
+            "the quickstart's policy of 0.36 million parameters is made when a run begins; name a model: "
+            "actor_rollout_ref.model.path=Qwen/Qwen3-0.6B"
+        )
     if not Path(path).exists():
         check_folder("actor_rollout_ref.model.path", path)
     try:

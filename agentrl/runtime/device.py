@@ -28,7 +28,8 @@ def resolve_device(name: str, warn: Callable[[str], None]) -> str:
         return "cuda" if name == "auto" else name
     gpu = visible_gpu()
     if name == "cuda":
-        why = "torch sees no CUDA device" if gpu is None else _unused(gpu)
+        build = "a build for the CPU" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
+        why = f"torch {torch.__version__} ({build}) sees no CUDA device" if gpu is None else _unused(gpu)
         raise ConfigError(f"trainer.device=cuda, but {why}. Without CUDA: trainer.device=cpu")
     if gpu is not None and not _warned:
         _warned = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -129,6 +130,8 @@ class TrainingRun(Generic[ConfigT]):
         self._first = training.state()
         self._saved = 0
         """Step of the newest checkpoint."""
+        self._is_over = False
+        """The work after the last step is done."""
         self._steps = self._train()
 
     @property
@@ -147,6 +150,13 @@ class TrainingRun(Generic[ConfigT]):
         return dict(self.training.evaluated)
 
     def __iter__(self) -> Iterator[dict[str, float]]:
+        """Raises TrainingError where an error, an interruption or a `close` has ended the training before its end."""
+        if not self._is_over and inspect.getgeneratorstate(self._steps) == inspect.GEN_CLOSED:
+            raise TrainingError(
+                f"the training in {self.dir} was closed, interrupted or ended by an error, so it takes no more steps. "
+                "Open it again with the same config: it resumes from its newest checkpoint (trainer.save_freq), or "
+                "begins again with trainer.resume_mode=disable"
+            )
         return self._steps
 
     def close(self) -> None:
@@ -182,6 +192,7 @@ class TrainingRun(Generic[ConfigT]):
                         if step is not None:
                             yield step.metrics
             training.tell_end()
+            self._is_over = True
         except GeneratorExit:
             self._checkpoints.settle()
             raise

@@ -30,6 +30,8 @@ from agentrl.system.versions import check_folder, sign
 
 LOCK = "running.lock"
 """File that a process has locked while it trains in the folder; it names the last process that began."""
+_held: set[tuple[int, int]] = set()
+"""Device and inode of the locks of this process, which the system would give it a second time."""
 
 
 class RunFolder:
@@ -59,6 +61,7 @@ class RunFolder:
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise self._refused(f"{existing} is no folder that may be written to")
         self._lock: TextIO | None = None
+        self._inode: tuple[int, int] | None = None
         if (self.path / LOCK).is_file():
             self._hold()
 
@@ -127,6 +130,9 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        if self._inode is not None:
+            _held.discard(self._inode)
+            self._inode = None
 
     def _hold(self) -> None:
         """Lock the folder until `close`, as two that write one ledger would lose and repeat prompts.
@@ -135,7 +141,15 @@ class RunFolder:
         """
         if self._lock is not None:
             return
-        lock = (self.path / LOCK).open("a+", encoding="utf-8")
+        file = self.path / LOCK
+        with suppress(FileNotFoundError):
+            known = file.stat()
+            if (known.st_dev, known.st_ino) in _held:  # not opened: closing it would end the lock that is held
+                raise ConfigError(
+                    f"trainer.default_local_dir={self.path}: a training of this process is open there. Leave its "
+                    "`with`, or name another trainer.experiment_name or folder"
+                )
+        lock = file.open("a+", encoding="utf-8")
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -149,7 +163,9 @@ class RunFolder:
         except OSError:  # a file system without locks
             lock.close()
             return
-        self._lock = lock
+        self._lock, opened = lock, os.fstat(lock.fileno())
+        self._inode = opened.st_dev, opened.st_ino
+        _held.add(self._inode)
 
     def _sign(self) -> None:
         """Write the holder of the lock: only once a command has begun, as a refused command changes nothing."""

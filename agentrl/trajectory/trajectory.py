@@ -383,6 +383,11 @@ class Trajectory:
         """Sum of the turn rewards that the score does not count already."""
         return sum(self.turn_rewards) - self.counted_turn_reward
 
+    def __repr__(self) -> str:
+        """Name the trajectory and its end, for a notebook: its tokens would fill pages."""
+        end = f"{self.status}, score {self.score}, {len(self.turns)} turns, {self.num_sampled} sampled tokens"
+        return f"Trajectory {self.uid} of {self.data_source}: {end}"
+
     @property
     def num_sampled(self) -> int:
         """Tokens that the policy sampled and that are trained on."""

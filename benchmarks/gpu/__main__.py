@@ -98,6 +98,13 @@ def main() -> int:
         for option in NEEDS.get(name, ()):
             if not vars(given)[option]:
                 parser.error(f"the part {name} needs --{option} FOLDER")
+    import torch  # late: --help and wrong options wait for nothing
+
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error(
+            f"torch {torch.__version__} sees no CUDA device, so there is nothing to measure. On a machine with a GPU: "
+            "docs/gpu.md has torch with CUDA. To try the command: --device cpu"
+        )
     tiny = given.tiny or given.device == "cpu"
     given.out.mkdir(parents=True, exist_ok=True)
     report, before = Report(given.device, tiny), given.out / "report.json"

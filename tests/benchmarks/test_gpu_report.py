@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from agentrl.plan.measured import DecodingRow, UpdateRow
 from agentrl.quickstart.tiny_policy import make_tiny_policy
@@ -380,3 +381,11 @@ def test_wheels_that_are_too_much_to_carry_are_refused_with_the_largest(tmp_path
     assert wheels.check_size(tmp_path, 4.0) == "2 wheels, 4.0 of at most 4 MB"
     with naming(SystemExit, "2 wheels", "4.0", "3 MB", "large-1", "3.0", "--have"):
         wheels.check_size(tmp_path, 3.0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_measured_and_no_report_is_begun(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "benchmarks.gpu", f"--out={tmp_path}/report"]
+    done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and not (tmp_path / "report").exists()
+    assert_names(done.stderr, "CUDA", torch.__version__, "--device cpu", "docs/gpu.md")

@@ -27,7 +27,7 @@ from agentrl.algorithms import Advantages, EstimatorColumns
 from agentrl.algorithms.groups import Groups
 from agentrl.config.overrides import _text, as_config
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
-from agentrl.errors import CodeError, ConfigError
+from agentrl.errors import CodeError, ConfigError, TrainingError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.rollouts.objects import UserObjects
 from agentrl.trainer.last_step import LastStep
@@ -38,6 +38,7 @@ from tests.e2e.conftest import PROJECT
 from tests.e2e.test_docs import blocks
 from tests.e2e.test_train import lines
 from tests.forked import forked
+from tests.naming import naming
 
 SMALL = {
     "data.train_batch_size": 4,
@@ -175,6 +176,7 @@ def test_the_documented_trial_of_an_algorithm_runs(policy_dir: Path, tmp_path: P
     (tmp_path / "trial.py").write_text(script)
     done = forked([tmp_path / "trial.py"], tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
+    assert "{'role': 'user'" in done.stdout and "{'role': 'assistant'" in done.stdout
     assert "'mine/calls': " in done.stdout and "RaggedBatch of " in done.stdout and "answers int64" in done.stdout
     found = lines(tmp_path / "runs" / "trial")
     assert [one["step"] for one in found] == [1, 2] and all("actor/share" in one for one in found)
@@ -340,11 +342,30 @@ def test_a_cell_that_fails_leaves_nothing_running(keys: Callable[..., Any], monk
         agentrl.training(config, loops={"mine": one_turn}, reward=varied) as run,
     ):
         next(iter(run))
+    with pytest.raises(TrainingError, match=r"takes no more steps.*resumes from its newest checkpoint"):
+        next(iter(run))
     after = left()
     assert (after[0] - before[0], after[1] - before[1]) == (set(), set())
     mended.append(True)
     with agentrl.training(config, loops={"mine": one_turn}, reward=varied) as run:
         assert [run.step for _ in run] == [1, 2]
+    assert list(run) == []  # at its end, and no error
+
+
+def test_a_folder_in_which_a_training_of_this_process_is_open_is_refused(keys: Callable[..., Any]) -> None:
+    """A second cell, whether it resumes or begins again, must not move the live run's folder aside."""
+    config = keys("mine")
+    parts: Any = {"loops": {"mine": one_turn}, "reward": varied}
+    with agentrl.training(config, **parts) as run:
+        next(iter(run))
+        for mode in ("disable", "auto"):
+            with (
+                naming(ConfigError, "of this process", run.dir),
+                agentrl.training({**config, "trainer.resume_mode": mode}, **parts) as second,
+            ):
+                next(iter(second))
+        assert [run.step for _ in run] == [2]
+    assert not run.dir.with_name("run.1").exists()
 
 
 KERNEL = """\

@@ -10,7 +10,9 @@ import pytest
 from agentrl.config import load_config
 from agentrl.config.sections.offline import GenerateConfig
 from agentrl.rollouts.contract import Task, responses, training, validation
+from agentrl.trajectory import Trajectory, Transcript
 from agentrl.trajectory.sample import Sample
+from tests.naming import assert_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "quickstart.md"
 KEYS = ["actor_rollout_ref.model.path=m", "actor_rollout_ref.rollout.n=2"]
@@ -41,3 +43,9 @@ def test_names_have_the_form_that_the_page_says(kind: str) -> None:
     assert len({one.uid for one in made}) == len({*made}) == task.each
     assert {(one.split, one.step, one.row) for one in made} == {(task.split, task.step, 9)}
     assert made[-1].greedy == (kind in ("its baseline", "a greedy one"))
+
+
+def test_a_trajectory_is_shown_without_its_tokens() -> None:
+    shown = repr(Trajectory("train/1/0/0", 0, "x/y", transcripts=[Transcript(ids=list(range(9999)))], score=0.5))
+    assert_names(shown, "train/1/0/0", "x/y", "score 0.5")
+    assert len(shown) < 120
