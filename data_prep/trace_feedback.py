@@ -11,12 +11,14 @@ from agentrl.data.messages import Unfit
 from agentrl.system.json_value import JSON, as_list
 from data_prep.conversation_formats import BadConversation
 from data_prep.left_out import LeftOuts
-from data_prep.trace_forms import IDS, REQUESTS, RESPONSES, SESSIONS, TRACES, Fields, first_id, opened
+from data_prep.trace_forms import IDS, REQUESTS, RESPONSES, SESSIONS, TRACES, Fields, first_id, inside, opened
 from data_prep.trace_sessions import Branch, Call, Joined
 
 VALUES = ("feedback", "user_feedback", "thumbs", "thumb", "rating", "score", "feedback_rating", "value")
 """Members that hold feedback; the last only in records of their own."""
-INSIDE = ("value", "score", "rating", "thumbs", "feedback", "type", "stringValue", "string_value", "label")
+SURE = ("feedback", "user_feedback", "thumbs", "thumb", "rating", "feedback_rating")
+"""Members of a record's metadata that are read, too; a score there may be anything's."""
+INSIDE = ("value", "score", "rating", "thumbs", "thumb", "feedback", "type", "stringValue", "string_value", "label")
 """Members of an object that is feedback."""
 COMMENTS = ("comment", "feedback_comment", "explanation", "comments", "text")
 NAMES = {
@@ -34,6 +36,9 @@ NAMES = {
 """Names of scores that are people's feedback."""
 CALLS = (*IDS[1:], "response", "message_id", "messageId", "completion_id", "observation_id", "observationId", "run_id")
 BODIES = (*REQUESTS, *RESPONSES, "messages", "conversations", "choices", "resourceSpans")
+_LIKE_FEEDBACK = re.compile(
+    r"[Ff]eedback|[Tt]humb|(?:(?<![a-z])r|R)ating|(?:(?<![a-z])s|S)(?:core|tars)|(?<![a-z])vote"
+)
 _NUMBER = re.compile(r"[+-]?[0-9]{1,15}(?:\.[0-9]{1,15})?")
 
 
@@ -58,7 +63,13 @@ def number_of(value: JSON) -> float | None:
     Raises BadConversation.
     """
     if isinstance(value, Mapping):
-        return next((number_of(value[name]) for name in INSIDE if value.get(name) is not None), None)
+        held = [name for name in INSIDE if name in value]
+        strange = [name for name in value if name not in COMMENTS and value[name] not in (None, "", [], {})]
+        if not held and strange:
+            raise BadConversation(
+                "feedback that is no number", f"expected a member {', '.join(INSIDE)}, found {', '.join(strange)}"
+            )
+        return next((number_of(value[name]) for name in held if value[name] is not None), None)
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = float(value)
     try:
@@ -73,6 +84,8 @@ def votes_in(fields: Fields, where: str, calls: Sequence[Call] = ()) -> Iterator
         if isinstance(score, Mapping):
             yield from votes_in({**score, "feedback": score.get("value")}, where, calls)
     given = [fields[name] for name in (VALUES[:-1] if calls else VALUES) if fields.get(name) is not None]
+    if calls:
+        given += [more[name] for more in [*inside(fields)][1:] for name in SURE if more.get(name) is not None]
     held = next((one for one in given if isinstance(one, Mapping)), {})
     comments = [fields.get(name) for name in (COMMENTS[:2] if calls else COMMENTS)]
     comments += [held.get(name) for name in COMMENTS]
@@ -95,6 +108,16 @@ def votes_in(fields: Fields, where: str, calls: Sequence[Call] = ()) -> Iterator
         first_id([fields], SESSIONS),
         list(calls),
     )
+
+
+def unread_feedback(fields: Fields) -> list[str]:
+    """List the members of a record with calls that look like feedback by their names, and are not read."""
+    own, *more = inside(fields)
+    known = {*VALUES, *COMMENTS, "scores"}
+    found = [name for name in own if name not in known]
+    found += [name for held in more for name in held if name not in (*SURE, *COMMENTS)]
+    values = {name: held[name] for held in (own, *more) for name in held}
+    return [name for name in found if _LIKE_FEEDBACK.search(name) and values[name] not in (None, "", [], {})]
 
 
 def is_vote(fields: Fields) -> bool:

@@ -270,6 +270,8 @@ def logged_call(fields: Fields) -> Logged:
     if response is None and is_response(fields):
         response = dict(fields)
     if not is_request(request):
+        if "role" in fields and "content" in fields:
+            raise BadConversation("a message alone", "a record has to hold all of a conversation, as `messages`")
         keys = ", ".join(sorted(map(str, fields))) or "no member"
         raise BadConversation("unknown form", f"no messages, conversations, input nor request with them, but {keys}")
     if isinstance(parameters := fields.get("model_parameters"), dict):
@@ -563,7 +565,11 @@ def records_in(record: Record) -> Iterator[Record]:
     """Yield the records that a record is a list of, each with the ids that it has from around; or the record."""
     fields = record.fields
     lists = [name for name in LISTS if _records(fields.get(name))]
-    is_call = any(name in fields for name in (*REQUESTS[:4], *RESPONSES[:3], "messages", "choices", "conversations"))
+    held = fields.get("conversations")  # ShareGPT's turns, or a list of conversations
+    if _records(held) and all("messages" in as_object(one) for one in as_list(held)):
+        lists.append("conversations")
+    of_call = (*REQUESTS[:4], *RESPONSES[:3], "messages", "choices", "conversations")
+    is_call = any(name in fields and name not in lists for name in of_call)
     if not lists or is_call or (lists == ["scores"] and is_request(fields)):
         yield record
         return

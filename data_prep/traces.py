@@ -36,7 +36,7 @@ from data_prep.records import Record, read_whole_records
 from data_prep.scrub import Rules, Scrubber, read_rules
 from data_prep.tool_conversations import SCHEMA as CONVERSATIONS
 from data_prep.tool_conversations import SERVED, checked
-from data_prep.trace_feedback import Applied, Said, Vote, apply, is_vote, votes_in
+from data_prep.trace_feedback import Applied, Said, Vote, apply, is_vote, unread_feedback, votes_in
 from data_prep.trace_forms import SPANS, Reader, Waits, records_in
 from data_prep.trace_sessions import Branch, Call, Joined, Session, join
 from data_prep.trace_spans import Spans
@@ -150,6 +150,7 @@ class Traces:
     def _hear(self, record: Record, calls: Sequence[Call]) -> None:
         """Take the feedback in a record with calls. Feedback on a whole conversation is about its last answer."""
         about = calls[-1:] if calls[-1].whole is not None else calls
+        self.reader.unread.update(unread_feedback(record.fields))
         try:
             self.votes += votes_in(record.fields, record.where, about)
         except BadConversation as error:

@@ -239,6 +239,7 @@ BAD: dict[str, tuple[dict[str, Any] | str, str]] = {
         },
         "a part image_url",
     ),
+    "a message alone": ({"conversation_id": "s", "role": "user", "content": "a"}, "as `messages`"),
     "a continued answer": (
         {"request": {"input": "a", "previous_response_id": "resp_gone"}, "response": {"output": ITEMS}},
         "continues an answer that is not in the log: 'resp_gone'",
@@ -395,7 +396,7 @@ def test_marks_of_turns_in_a_whole_conversation(tmp_path: Path) -> None:
 
 def test_unreadable_feedback_leaves_its_call_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The call is learnt as one without feedback, so it is not counted as dropped."""
-    for odd in ("meh", [1, 0], "5 stars"):
+    for odd in ("meh", [1, 0], "5 stars", {"mood": "glad"}):
         log = [call(*FIRST, feedback=odd), {"messages": [USER, ANSWER], "score": 0}]
         rows(tmp_path, *log)
         assert feedback(tmp_path) == [("1", None, None), ("1", 0, None)]
@@ -408,6 +409,27 @@ def test_unreadable_feedback_leaves_its_call_in_the_log(tmp_path: Path, capsys: 
     assert main(["--source", str(source), "--out", str(tmp_path / "strict"), "--strict"]) == 2
 
 
+def test_feedback_in_metadata_is_read_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A score there may be a search's, so only sure names are read. Others are named as not read."""
+    log = [
+        call(*FIRST, metadata={"rating": 5, "comment": "by a clerk"}),
+        call("x", "y", metadata={"score": 0.7, "operating_system": "x"}, feedback_stats={"n": 1}),
+        call("u", "v", metadata={"feedback": "meh"}),
+    ]
+    rows(tmp_path, *log)
+    assert feedback(tmp_path) == [("1", 5, None), ("y", None, None), ("v", None, None)]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["not_read"] == {"score": 1, "feedback_stats": 1} and report["records_used"] == 3
+    assert list(report["feedback"]["problems"]) == ["feedback that is no number"]
+    assert "not read: feedback_stats, in 1 calls" in capsys.readouterr().out
+
+
+def test_a_list_of_conversations(tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text(json.dumps({"conversations": [{**WHOLE, "id": "x"}, {**WHOLE, "id": "y"}]}))
+    assert main(["--source", str(tmp_path / "log.json"), "--out", str(tmp_path / "out")]) == 0
+    assert [row["session"] for row in written(tmp_path / "out")] == ["x", "y"]
+
+
 def feedback(tmp_path: Path) -> list[tuple[str, float | None, str | None]]:
     return [(row["messages"][-1]["content"], row["feedback"], row["comment"]) for row in written(tmp_path / "out")]
 
@@ -416,7 +438,8 @@ def feedback(tmp_path: Path) -> list[tuple[str, float | None, str | None]]:
     ("given", "number"),
     [
         *((True, 1), (False, -1), (0.5, 0.5), ("up", 1), ("thumbs_down", -1), ("Good", 1), ("dislike", -1), ("3", 3)),
-        *(({"value": -1}, -1), ({"type": "thumbs_up"}, 1), (None, None), ("", None)),
+        *(({"value": -1}, -1), ({"type": "thumbs_up"}, 1), ({"thumb": "up"}, 1), ({"score": None}, None)),
+        *(({}, None), (None, None), ("", None)),
     ],
 )
 def test_feedback_of_a_call(tmp_path: Path, given: Any, number: float | None) -> None:
