@@ -163,6 +163,14 @@ def _check_transcript(chat: Chat, messages: list[Message], tools: Sequence[ToolS
             f"{where} loses text: a conversation of {said} becomes parts that end with {ends}, of which every second "
             f"one is learnt. {ADVICE}"
         )
+    for message, text in zip(messages, texts, strict=True):
+        names = [call["function"]["name"] for call in message.get("tool_calls", ())]
+        if any(name not in text for name in names):
+            raise ConfigError(
+                f"{where} loses tool calls: a turn that calls {', '.join(names)} is {text[-200:]!r}, which would be "
+                "learnt. Set model.chat_template to a template that writes tools and calls, or format (in SFT) to the "
+                "model's own family"
+            )
     if ids[-1] not in chat.stop_token_ids:
         raise ConfigError(f"{where} writes an assistant turn without a stop token at its end: {texts[-1]!r}. {ADVICE}")
     begin, end = runs[2][0], runs[3][0]

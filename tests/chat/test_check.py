@@ -111,6 +111,17 @@ def test_template_that_drops_tool_answers(tmp_path: Path) -> None:
             training_check(chat, tools, calls=True)
 
 
+def test_template_that_drops_calls_teaches_no_empty_turns(tmp_path: Path) -> None:
+    """The turn would be its end alone, as of SmolLM2's own template. Conversations without calls are learnt."""
+    plain = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    plain += "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    chat = chat_of(tmp_path, plain, "auto")
+    training_check(chat, None, calls=False)
+    for tools in (TOOLS, None):
+        with pytest.raises(ConfigError, match=r"loses tool calls: .*model\.chat_template"):
+            training_check(chat, tools, calls=True)
+
+
 def test_tokenizer_that_looks_beyond_a_part(tmp_path: Path) -> None:
     chat = Chat.from_pretrained(sentencepiece_like(tmp_path))
     start_up_check(chat, QUESTION, TOOLS)
