@@ -2,10 +2,10 @@
 
 Each folder below TASKS is a task: `instruction.md`; an image, by its name in the file `image` or as
 `environment/Dockerfile`; `files/`, laid into the working folder at the start; `tests/`, laid there before the check;
-and `solution/solve.sh`. Folders of Harbor (https://harborframework.com) with a `task.toml` are read, too: their tests
-and solutions lie in the working folder, and the check is their reward. Every task is tried in containers as in a
-training: its solution must pass the check, and an agent that does nothing must not. A task that fails is left out, and
-its reason is printed.
+and, where there is one, `solution/solve.sh`. Folders of Harbor (https://harborframework.com) with a `task.toml` are
+read, too: their tests and solutions lie in the working folder, and the check is their reward. Every task is tried as in
+a training, in containers or with `--start process` on this machine, without an image: its solution must pass the check,
+and an agent that does nothing must not. A task that fails is left out, and its reason is printed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from pathlib import Path
 
 import yaml
 
+from agentrl.config.sections.data import DataConfig
 from agentrl.containers.command_line import CommandLine
 from agentrl.containers.contract import ContainerFailed, ContainerOptions
 from agentrl.errors import ConfigError, UserError
 from agentrl.openai_api.agent_container import InContainers
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
-from agentrl.openai_api.place import CannotBeJudged, Desk
+from agentrl.openai_api.place import CannotBeJudged, Desk, OnThisMachine, Place
 from agentrl.system.owner import own_folder
 from data_prep.files import Row, write_splits, write_text
 from data_prep.options import positive
@@ -63,14 +64,16 @@ class Task:
 
     name: str
     instruction: str
-    image: str
+    image: str | None
+    """None: it is for this machine."""
     files: dict[str, str]
     tests: dict[str, str]
     solution: dict[str, str]
 
     def row(self, tool: str | None) -> Row:
         """Make the row for an agent's program, or for the loop `tool_agent` with a tool."""
-        given = {"image": self.image, "files": listed(self.files), "check_files": listed(self.tests)}
+        given: Row = {"files": listed(self.files), "check_files": listed(self.tests)}
+        given = given if self.image is None else {"image": self.image, **given}
         inside = given if tool is None else {"tools_kwargs": {tool: {"create_kwargs": given}}}
         return {
             "data_source": "agent/tasks" if tool is None else "tools/tasks",
@@ -99,15 +102,23 @@ def texts(folder: Path, below: str = "") -> dict[str, str]:
     return found
 
 
-def read(folder: Path, build: Sequence[str], workdir: str | None) -> Task:
-    """Read a task, and build its image. Raises LeftOut."""
+def read(folder: Path, build: Sequence[str] | None, workdir: str | None) -> Task:
+    """Read a task, and build its image; without `build` it is for this machine, and has none. Raises LeftOut."""
     if not (folder / "instruction.md").is_file():
-        raise LeftOut(f"{folder / 'instruction.md'}: not there")
+        raise LeftOut(f"{folder / 'instruction.md'}: not there; write the user message into it")
+    instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
+    if not instruction:
+        raise LeftOut(f"{folder / 'instruction.md'}: it is empty; write the user message into it")
     named = harbors_image(folder / "task.toml")
     tests, solution = texts(folder / "tests", "tests/"), texts(folder / "solution", "solution/")
-    if not tests or SOLVE not in solution:
-        raise LeftOut(f"{folder / (SOLVE if tests else 'tests')}: not there")
-    instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
+    if not tests:
+        raise LeftOut(f"{folder / 'tests'}: not there; put the files that --check runs into it")
+    if solution and SOLVE not in solution:
+        raise LeftOut(f"{folder / SOLVE}: not there; it is the script that solves the task")
+    if build is None:
+        if named is not None:
+            raise LeftOut(f"{folder / 'task.toml'}: a task of Harbor's needs its image; leave out --start process")
+        return Task(folder.name, instruction, None, texts(folder / "files"), tests, solution)
     if named is not None:
         if workdir is None:
             raise LeftOut(f"{folder / 'task.toml'}: give --workdir, the WORKDIR of its image, e.g. /app")
@@ -162,20 +173,20 @@ def built(folder: Path, build: Sequence[str]) -> str:
 class Trial:
     """Tries tasks in containers, by the check of the training."""
 
-    def __init__(self, place: InContainers, check: Sequence[str], seconds: float) -> None:
+    def __init__(self, place: Place, check: Sequence[str], seconds: float) -> None:
         self._place, self._check, self._seconds = place, check, seconds
 
     async def verify(self, task: Task) -> None:
         """Raise LeftOut where a task's solution fails its check, or doing nothing passes."""
         if (await self._passes(task, {}))[0]:
             raise LeftOut("the check passes though nothing was done")
-        passed, said = await self._passes(task, task.solution)
+        passed, said = await self._passes(task, task.solution) if task.solution else (True, "")
         if not passed:
             raise LeftOut(f"the solution does not pass the check: {said or 'it printed nothing'}")
 
     async def _passes(self, task: Task, solution: dict[str, str]) -> tuple[bool, str]:
         """Have a program lay the solution, and run the check; return what it printed, too."""
-        sample: dict[str, object] = {"prompt": [], "extra_info": {"image": task.image}}
+        sample: dict[str, object] = {"prompt": [], "extra_info": {"image": task.image} if task.image else {}}
         one = AgentTask.without_session(sample)
         try:
             async with asyncio.timeout(self._seconds):
@@ -207,7 +218,7 @@ class Trial:
 
 
 async def good_tasks(
-    folders: Sequence[Path], trial: Trial, build: Sequence[str], workdir: str | None, at_once: int
+    folders: Sequence[Path], trial: Trial, build: Sequence[str] | None, workdir: str | None, at_once: int
 ) -> list[Task]:
     """Try the tasks, and print the fate of each; return those that stay, by name."""
     good: list[Task] = []
@@ -222,7 +233,7 @@ async def good_tasks(
             except LeftOut as reason:
                 fate = f"left out: {reason}"
             else:
-                fate = "kept"
+                fate = "kept" if task.solution else f"kept without a trial of a solution: {SOLVE}: not there"
                 good.append(task)
             done += 1
             print(f"[{done}/{len(folders)}] {folder.name}: {fate}", flush=True)
@@ -232,10 +243,15 @@ async def good_tasks(
 
 
 async def prepare(given: argparse.Namespace) -> int:
-    folders = sorted(one for one in given.folder.iterdir() if one.is_dir()) if given.folder.is_dir() else []
+    if (given.folder / "instruction.md").is_file():
+        raise ConfigError(f"--folder {given.folder}: it is a task itself; give the folder that holds it")
+    below = sorted(given.folder.iterdir()) if given.folder.is_dir() else []
+    folders = [one for one in below if one.is_dir() and not one.name.startswith(".")]
     if not folders:
         raise ConfigError(f"--folder {given.folder}: expected a folder of folders, one for each task")
-    check = shlex.split(given.check)
+    is_here, check = given.start == "process", shlex.split(given.check)
+    if is_here and (wrong := [key for key in ("tool", "workdir") if getattr(given, key) is not None]):
+        raise ConfigError(f"--start process: --{wrong[0]} is for containers; leave out one of them")
     line = shlex.split(given.command_line) if given.command_line else None
     options = ContainerOptions(
         command_line=line,
@@ -245,11 +261,12 @@ async def prepare(given: argparse.Namespace) -> int:
         memory_megabytes=given.memory_megabytes,
     )
     starter = CommandLine()
-    place = InContainers(starter, options, (), serves=False)
-    await starter.open(options)
+    place: Place = OnThisMachine(()) if is_here else InContainers(starter, options, (), serves=False)
+    if not is_here:
+        await starter.open(options)
     await place.start()
     try:
-        build = [*starter.words, "build", *shlex.split(given.build_arguments)]
+        build = None if is_here else [*starter.words, "build", *shlex.split(given.build_arguments)]
         kept = await good_tasks(folders, Trial(place, check, given.timeout), build, given.workdir, given.at_once)
     finally:
         await place.close()
@@ -263,10 +280,15 @@ async def prepare(given: argparse.Namespace) -> int:
     for path, some in files.items():
         print(f"{path}: {len(some)} tasks")
     # One pattern for all images that share the first part of a long name.
-    images = sorted({re.sub(r"/[^/]*$", "/*", task.image) for task in kept})
+    images = sorted({re.sub(r"/[^/]*$", "/*", task.image) for task in kept if task.image})
+    keys = [f"data.{'train' if path.stem == 'train' else 'val'}_files={path}" for path in files]
+    if (rows := len(splits["train"])) < DataConfig().train_batch_size:
+        keys.append(f"data.train_batch_size={rows}")
     if given.tool is None:
         proxy = "actor_rollout_ref.rollout.agent.openai_proxy"
-        keys = [f"{proxy}.start=container", f"{proxy}.container.images={json.dumps(images)}"]
+        if not is_here:  # A run tries the program in `image` before its first step.
+            keys += [f"{proxy}.start=container", f"{proxy}.container.image={kept[0].image}"]
+            keys.append(f"{proxy}.container.images={json.dumps(images)}")
         keys += [f"{proxy}.container.workdir={given.workdir}"] * (given.workdir is not None)
         keys.append(f"{proxy}.check={json.dumps(check)}")
     else:
@@ -275,16 +297,18 @@ async def prepare(given: argparse.Namespace) -> int:
         given_keys = {name: value for name, value in box.items() if value}
         entry = {"class_name": SHELL, "config": {"container": given_keys, "check": check}}
         write_text(given.out / "tools.yaml", yaml.safe_dump({"tools": [entry]}, sort_keys=False))
-        keys = [f"actor_rollout_ref.rollout.multi_turn.tool_config_path={given.out / 'tools.yaml'}"]
-    print(f"{len(kept)} of {len(folders)} tasks; train with {shlex.join(keys)}")
+        keys.append(f"actor_rollout_ref.rollout.multi_turn.tool_config_path={given.out / 'tools.yaml'}")
+    program = "" if given.tool else "a program (openai_proxy.harness, or openai_proxy.command) and "
+    print(f"{len(kept)} of {len(folders)} tasks; train with {program}{shlex.join(keys)}")
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the files and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m data_prep.tasks", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m data_prep.tasks", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="folder of the tasks' folders")
     parser.add_argument("--out", type=Path, required=True, help="directory to write train.parquet and test.parquet to")
+    parser.add_argument("--start", choices=["container", "process"], default="container", help="where agents act")
     parser.add_argument("--tool", choices=["bash"], help="rows for tool_agent with this tool; none: for a program")
     parser.add_argument("--check", default="sh tests/run.sh", help="command that judges the working folder")
     parser.add_argument("--workdir", help="folder of the images in which agents work; none: one with the files alone")

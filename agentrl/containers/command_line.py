@@ -122,7 +122,8 @@ class CommandLine(Containers):
         form = "{{.Architecture}}"
         status, said = await self._call("image", "inspect", "--format", form, image)
         if status != 0:
-            pull = f"type: {self._shown} pull {shlex.quote(image)}"
+            words = "build --tag {} FOLDER" if image.startswith("localhost/") else "pull {}"
+            pull = f"type: {self._shown} {words.format(shlex.quote(image))}"
             raise ContainerFailed(f"image {image!r} is not on this machine, and a run downloads none; {pull}")
         made_for, ours = said.strip(), platform.machine()
         if made_for and MACHINES.get(made_for, made_for) != ours:

@@ -90,14 +90,14 @@ def test_tasks_are_tried_and_each_reason_is_told(
         "placeless": "give --workdir, the WORKDIR of its image",
         "idle": "passes though nothing was done",
         "bare": "expected a file `image` with a name, or environment/Dockerfile",
-        "elsewhere": "pull localhost/not-there:1",
+        "elsewhere": "build --tag localhost/not-there:1",
         "odd_name": "expected the name of an image, found '--privileged'",
         "silent": "instruction.md: not there",
         "untested": "tests: not there",
         "linked": "link: a link; copy the file itself",
     }.items():
         assert reason in reasons[name], reasons[name]
-    assert "2 of 12 tasks; train with" in said and '["localhost/*"]' in said
+    assert_names(said, "2 of 12 tasks", '["localhost/*"]', f"container.image={image}")
     assert [name for name in names() if f"-{os.getpid()}-" in name] == []
 
 
@@ -153,10 +153,58 @@ def test_rows_for_the_shell_come_with_its_tool(image: str, tmp_path: Path, small
 def test_a_folder_without_tasks_and_one_without_a_good_task_write_nothing(
     image: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / ".git").mkdir(parents=True)
     assert prepare(tmp_path / "empty", tmp_path / "out") == 2
     laid(tmp_path / "tasks" / "bare", image=None)
     assert prepare(tmp_path / "tasks", tmp_path / "out") == 2
     said = capsys.readouterr().err
     assert_names(said, "folder of folders", "no task")
     assert not (tmp_path / "out").exists()
+
+
+def here(folder: Path, out: Path, *more: str) -> int:
+    """Run the command for tasks of this machine, with the keys of docs/data.md."""
+    return main(["--start", "process", "--folder", str(folder), "--out", str(out), *more])
+
+
+def test_tasks_for_this_machine_need_no_image_and_a_solution_only_if_it_is_to_be_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks, out = tmp_path / "tasks", tmp_path / "out"
+    laid(tasks / "right", image=None)
+    laid(tasks / "unsolved", image=None, **{"solution/solve.sh": None})
+    laid(tasks / "wrong", image=None, **{"solution/solve.sh": "echo 6 > answer.txt"})
+    laid(tasks / "idle", image=None, **{"solution/solve.sh": None, "tests/run.sh": "exit 0"})
+    laid(tasks / "mute", image=None, **{"instruction.md": " \n"})
+    laid(tasks / "half", image=None, **{"solution/solve.sh": None, "solution/right.txt": "5"})
+    laid(tasks / "harbors", image=None, **{"task.toml": ""})
+    (tasks / ".git").mkdir()
+    assert here(tasks, out) == 0
+    said = capsys.readouterr().out
+    rows = pq.read_table(out / "train.parquet").to_pylist()
+    assert [row["extra_info"]["task"] for row in rows] == ["right", "unsolved"]
+    assert all(row["extra_info"].get("image") is None for row in rows)
+    reasons = {line.split()[1].rstrip(":"): line for line in said.splitlines() if line.startswith("[")}
+    assert reasons.keys() == {"right", "unsolved", "wrong", "idle", "mute", "half", "harbors"}
+    assert_names(reasons["unsolved"], "kept", "solution/solve.sh")
+    assert_names(reasons["wrong"], "left out", "the sum is wrong")
+    assert_names(reasons["idle"], "left out", "nothing")
+    assert_names(reasons["mute"], "left out", "instruction.md", "empty")
+    assert_names(reasons["half"], "left out", "solution/solve.sh")
+    assert_names(reasons["harbors"], "left out", "--start process")
+    assert_names(said, f"data.train_files={out}/train.parquet", "data.train_batch_size=2", "openai_proxy.harness")
+    assert "container" not in said
+
+
+@pytest.mark.parametrize("wrong", [["--tool", "bash"], ["--workdir", "/app"]])
+def test_what_containers_alone_have_is_refused_for_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
+    laid(tmp_path / "tasks" / "right", image=None)
+    assert here(tmp_path / "tasks", tmp_path / "out", *wrong) == 2
+    assert_names(capsys.readouterr().err, "--start process", wrong[0])
+
+
+def test_a_task_in_place_of_the_folder_of_tasks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert here(laid(tmp_path / "right"), tmp_path / "out") == 2
+    assert_names(capsys.readouterr().err, f"--folder {tmp_path / 'right'}", "the folder that holds it")
