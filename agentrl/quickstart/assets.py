@@ -32,6 +32,8 @@ TOKENIZER_ROWS = 1000
 """Conversations that the tokenizer learns its vocabulary from."""
 HEADS = 6
 """Attention heads of a layer. With 3 some policies do not learn, in the warm-up, to copy a name into a call."""
+POSITIONS = 1 << 16
+"""Longest context of the policy. The first request of a coding program is long; positions cost no weights."""
 POLICY = "warmed-up"
 """Not `policy`: a run gives that name to its trained policy, and both may be pointed at one directory."""
 STAMP = "quickstart.json"
@@ -42,7 +44,7 @@ STAMP = "quickstart.json"
 class WarmUp:
     """Hyperparameters of the warm-up. `format` is raised whenever the same values come to make another policy."""
 
-    format: int = 1
+    format: int = 2
     batch_size: int = 32
     lr: float = 0.005
     """Learning rate of Muon, for the matrices."""
@@ -102,7 +104,8 @@ def make_policy(directory: Path, keys: QuickstartConfig, device: Device, display
         return
     making = directory / "warm-up"
     shutil.rmtree(making, ignore_errors=True)
-    write_untrained(making / "untrained", directory / "sft.parquet", keys.seed, TinyShape(heads=HEADS, kv_heads=HEADS))
+    shape = TinyShape(heads=HEADS, kv_heads=HEADS, max_length=POSITIONS)
+    write_untrained(making / "untrained", directory / "sft.parquet", keys.seed, shape)
     train_sft(sft_config(directory / "sft.parquet", making, warm_up, keys.seed, device), display)
     (making / "policy" / STAMP).write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(policy, ignore_errors=True)

@@ -84,7 +84,7 @@ def test_claude_code_trains_in_a_container(run_wheel: Run, policy_dir: Path, tmp
     assert HARNESSES.get("claude_code").install.split()[-1] in containerfile  # type: ignore[attr-defined]
     options = boxed()
     folder = str(place.parents[1])
-    _, data, _, build, train = (shlex.split(line) for line in commands("docs/agents/claude_code.md"))
+    _, data, _, build, train = (shlex.split(line) for line in commands("docs/agents/claude_code.md")[:5])
     image = build[build.index("--tag") + 1]
     tree = subprocess.Popen(["tar", "-C", str(options.image), "-c", "."], stdout=subprocess.PIPE)
     subprocess.run([*LINE, "import", "-", image], stdin=tree.stdout, check=True, capture_output=True)
@@ -100,6 +100,36 @@ def test_claude_code_trains_in_a_container(run_wheel: Run, policy_dir: Path, tmp
     finally:
         subprocess.run([*LINE, "rmi", "--force", image], capture_output=True)
     assert check(tmp_path)["trajectory/containers"] == 2
+
+
+@pytest.mark.slice(0, "documents")
+@pytest.mark.timeout(900)
+def test_tasks_of_ones_own_come_to_a_step_and_an_evaluation(
+    run_wheel: Run, policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An untrained policy stands in for the quickstart's, whose warm-up takes minutes."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "claude").symlink_to(program("claude"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    for number in range(6):
+        task = tmp_path / "tasks" / f"task_{number}"
+        for path, text in (
+            ("instruction.md", f"Write {number} into answer.txt."),
+            ("files/read.me", "Nothing is here yet."),
+            ("tests/test.py", f"assert open('answer.txt').read().strip() == '{number}'"),
+        ):
+            (task / path).parent.mkdir(parents=True, exist_ok=True)
+            (task / path).write_text(text)
+    data, train, view, evaluate = (shlex.split(line) for line in commands("docs/agents/claude_code.md")[5:])
+    run_wheel(data[1:], tmp_path)
+    more = [f"actor_rollout_ref.model.path={tmp_path / 'policy'}", "data.max_response_length=32", "trainer.device=cpu"]
+    run_wheel([*with_policy(train, policy_dir, tmp_path), *more], tmp_path)
+    folder = Path(view[-1])
+    metrics = lines(tmp_path / folder)[-1]
+    assert metrics["left_out/failed"] == metrics["score/mean"] == 0 and metrics["trajectory/openai_calls"] >= 1
+    assert "trajectory/openai_unseen_tools" not in metrics
+    run_wheel(evaluate[1:], tmp_path)
+    assert lines(tmp_path / folder / "val_only")[-1]["val/success_greedy"] == 0
 
 
 LITTLE = [

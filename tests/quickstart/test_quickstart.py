@@ -98,3 +98,4 @@ def test_the_vocabulary_is_the_tasks_own(tmp_path: Path, display: Display) -> No
     assert {"calculator", "search", "expression", "query", " of"} <= words
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "warmed-up")
     assert model.dtype == torch.float32
+    assert model.config.max_position_embeddings == 1 << 16  # docs/agents/claude_code.md, Tasks of your own
