@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from agentrl.config.sections.model import PlainModelConfig
+from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import ConfigError
 
 _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
@@ -35,6 +36,16 @@ def resolve_device(name: str, warn: Callable[[str], None]) -> str:
         _warned = True
         warn(f"computing on the CPU: {_unused(gpu)}. To compute on the CPU without this warning: trainer.device=cpu")
     return "cpu"
+
+
+def note_ranks(device: str, keys: RunConfig, warn: Callable[[str], None]) -> None:
+    """Warn of several ranks that `auto` puts on the CPU, which share the cores of their machine."""
+    if device == "cpu" and keys.device == "auto" and keys.n_gpus_per_node > 1:
+        warn(
+            f"trainer.n_gpus_per_node={keys.n_gpus_per_node}, and torch {torch.__version__} sees no CUDA device: so "
+            f"many processes share the {os.cpu_count()} cores of a CPU. To be refused instead: trainer.device=cuda; "
+            "without this warning: trainer.device=cpu"
+        )
 
 
 def note_precision(device: str, model: PlainModelConfig, key: str, note: Callable[[str], None]) -> None:

@@ -20,7 +20,7 @@ from agentrl.rollouts.context import (
     show_first_prompts,
 )
 from agentrl.rollouts.contract import RolloutRunner
-from agentrl.runtime.device import note_precision, resolve_device
+from agentrl.runtime.device import note_precision, note_ranks, resolve_device
 from agentrl.runtime.ray.session import ray_session
 from agentrl.runtime.room import room
 from agentrl.system.garbage import frozen
@@ -49,6 +49,7 @@ def build(
     The observers are the user's. Raises UserError before the first step for every setting that cannot work.
     """
     device = resolve_device(config.trainer.device, display.warn)
+    note_ranks(device, config.trainer, display.warn)
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     note_precision(device, model, "actor_rollout_ref.model", display.note)
     config = choose(config, device, room(device), display.note)

@@ -93,7 +93,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT], display: Display) ->
     # earlier rows are tokenised.
     train_rows, val_rows = (check(files, job, display) for files in (config.data.train_files, config.data.val_files))
     from agentrl.model.download import download_weights
-    from agentrl.runtime.device import note_precision, resolve_device
+    from agentrl.runtime.device import note_precision, note_ranks, resolve_device
     from agentrl.runtime.ray.session import ray_session
     from agentrl.trainer.run import TrainingRun
     from agentrl.trainer.setting import open_setting
@@ -102,6 +102,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT], display: Display) ->
     from agentrl.workers.roles import processes
 
     device = resolve_device(config.trainer.device, display.warn)
+    note_ranks(device, config.trainer, display.warn)
     note_precision(device, config.model, "model", display.note)
     config = job.choose(device, display)
     chat = Chat.of_model(config.model, config.format)

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from agentrl.config.sections.model import PlainModelConfig
+from agentrl.config.sections.trainer import Device, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.runtime import device
-from agentrl.runtime.device import note_precision, resolve_device, visible_gpu
-from tests.naming import naming
+from agentrl.runtime.device import note_precision, note_ranks, resolve_device, visible_gpu
+from tests.naming import assert_names, naming
 
 
 @pytest.fixture
@@ -109,3 +110,17 @@ def test_float32_on_a_gpu_is_noted(device: str, path: str, dtype: Literal["float
     assert [one.endswith("actor_rollout_ref.model.dtype=bfloat16 trained weights stay float32") for one in said] == [
         True
     ] * told
+
+
+def test_ranks_that_share_a_cpu_are_told_of_unless_the_cpu_was_chosen() -> None:
+    said: list[str] = []
+    cases: list[tuple[Device, int, str]] = [
+        ("auto", 8, "cuda"),
+        ("auto", 1, "cpu"),
+        ("cpu", 8, "cpu"),
+        ("auto", 8, "cpu"),
+    ]
+    for chosen, ranks, at_work in cases:
+        note_ranks(at_work, TrainerConfig(device=chosen, n_gpus_per_node=ranks), said.append)
+    (warning,) = said
+    assert_names(warning, "trainer.n_gpus_per_node=8", "no CUDA device", "trainer.device=cuda")
