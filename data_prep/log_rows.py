@@ -125,6 +125,10 @@ class Prompts:
 
     def read(self) -> None:
         """Read all conversations. Raises DataError for a file that cannot be read."""
+        if self.source.is_dir():
+            raise DataError(
+                f"{self.source} is a folder: name a file of it, e.g. {self.source / 'conversations.parquet'}"
+            )
         table = open_table(str(self.source))
         bad = BadRows("skip")
         rows = table.read(COLUMNS, lambda row: row, bad, needed={"messages": "--source"}, known=FURTHER)

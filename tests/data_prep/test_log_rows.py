@@ -210,11 +210,12 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "other.parquet")
     refused(main, ["--source", f"{tmp_path}/other.parquet", *out], capsys, "no column 'messages'")
     refused(main, ["--source", f"{tmp_path}/gone.parquet", *out], capsys, "gone.parquet")
+    refused(main, ["--source", str(tmp_path), *out], capsys, "is a folder", "conversations.parquet")
     words = file(tmp_path, row(asks("a"), says("1"))).with_name("words.jsonl")
     rows = [row(asks("a"), says("1"), feedback="great"), row(asks("b"), says("2"), feedback="thumbs_up")]
     words.write_text("".join(json.dumps(one) + "\n" for one in rows))
     assert [contents(one) for one in made(words)] == [["b"]]
-    assert_names(capsys.readouterr().out, words, "row 0", "column feedback")
+    assert_names(capsys.readouterr().out, words, "row 0", "column feedback", "2 conversations with 1 different prompts")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["train.parquet"]
 
 
