@@ -99,14 +99,20 @@ class Loader:
             self.sampler.load_state_dict(as_mapping(state["state"]))
 
 
-def make_loader(dataset: Dataset, config: DataConfig) -> Loader:
-    """The loader of a training. Raises DataError when the data set is smaller than a batch, ConfigError."""
+def check_fills_batch(dataset: Dataset, config: DataConfig) -> None:
+    """Raise DataError where the data set is smaller than a batch."""
     size, key = config.draw_size, "train_batch_size" if config.gen_batch_size is None else "gen_batch_size"
     if size > len(dataset):
         raise DataError(
             f"data.{key}={size} is more than the {len(dataset)} rows of the data set ({', '.join(dataset.files)}); "
             "make it at most that"
         )
+
+
+def make_loader(dataset: Dataset, config: DataConfig) -> Loader:
+    """The loader of a training. Raises DataError when the data set is smaller than a batch, ConfigError."""
+    check_fills_batch(dataset, config)
+    size = config.draw_size
     name = config.sampler.name or ("shuffled" if config.shuffle else "sequential")
     found = cast(type[Sampler], SAMPLERS.get(name))
     make = configured(found, config.sampler.options, "data.sampler.options")

@@ -22,13 +22,17 @@ MISTAKES = {
     "a row": ([*TRAIN, "data.train_files=bad.parquet"], "bad.parquet, row 1"),
     "a row's agent": ([*TRAIN, "data.train_files=agent.parquet"], "unknown name 'nobody'"),
     "a row of validation": ([*TRAIN, "data.val_files=bad.parquet"], "bad.parquet, row 1"),
+    "a batch": (TRAIN, "data.train_batch_size=32"),
     "tools": ([*TRAIN, f"{MULTI_TURN}.tool_config_path=tools.yaml"], "tools.yaml: tools[0]"),
     "interactions": ([*TRAIN, f"{MULTI_TURN}.interaction_config_path=interactions.yaml"], "interactions.yaml"),
     "loops": ([*TRAIN, "actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml"], "loops.yaml"),
     "a scorer": ([*TRAIN, "custom_reward_function.path=reward.py"], "reward.py"),
     "an engine": ([*TRAIN, "actor_rollout_ref.rollout.name=reward.py:Engine"], "reward.py"),
     "a prompt": ([*GENERATE, "data.path=bad.parquet"], "bad.parquet, row 1"),
-    "a transcript": (["sft", "data.train_files=bad.parquet", "data.messages_key=prompt"], "bad.parquet, row 1"),
+    "a transcript": (
+        ["sft", "model.path=none", "data.train_files=bad.parquet", "data.messages_key=prompt"],
+        "bad.parquet, row 1",
+    ),
     "a response": (["evaluate", "data.path=good.parquet"], "good.parquet"),
 }
 """Arguments, and what the message says."""
