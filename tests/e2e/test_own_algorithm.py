@@ -170,4 +170,6 @@ def test_numbers_for_other_tokens_end_the_run(small_run: Overrides, own: Path, t
     overrides = without_filter(small_run("data.val_files=null"))
     done = forked_command([*overrides, f"algorithm.adv_estimator={own}:short"], tmp_path)
     assert done.returncode == 2
-    assert f"algorithm.adv_estimator={own}:short: expected advantages of shape" in done.stderr
+    assert re.search(
+        rf"algorithm.adv_estimator={re.escape(str(own))}:short .*: expected advantages of shape", done.stderr
+    )
