@@ -163,7 +163,7 @@ def test_equal_weights_change_nothing(policy: Path, chat: Chat, tmp_path: Path) 
 
 def test_a_checkpoint_is_of_its_weights(tmp_path: Path, chat: Chat) -> None:
     file = write(tmp_path / "a.jsonl", [3, 2, 1, 1])
-    config = SFTConfig.model_validate({"data": {"train_files": file}})
+    config = SFTConfig.model_validate({"model": {"path": "x"}, "data": {"train_files": file}})
     orders = [
         order_of(config, load(file, chat, **keys).samples)["data.train_files"]
         for keys in ({}, {"feedback": "weight"}, {"feedback": "exp_weight"}, {"feedback": "ignore"})

@@ -257,7 +257,7 @@ def test_a_loss_of_ones_own_declares_what_it_learns_from(tmp_path: Path) -> None
         "def hinge(judged):\n    return (1 - judged.ratios).clamp(min=0)\n"
     )
     own = f"{tmp_path}/own.py:hinge"
-    config = PreferencesConfig.model_validate({"data": {"train_files": "x"}, "loss": own})
+    config = PreferencesConfig.model_validate({"model": {"path": "x"}, "data": {"train_files": "x"}, "loss": own})
     assert config.rows == "single"
     for name, rows in UNPAIRED_LOSSES.items():
         assert cast(Any, PAIR_LOSSES.get(name)).declaration.rows == rows

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -432,7 +432,7 @@ async def test_what_an_environment_was_passed_is_hidden_in_what_it_says(
         "What is 2 + 3?\n\nIt is [secret].",
         "Still [secret], in 3",
     ]
-    for text in (repr(one), repr(failed), caplog.text):
+    for text in (str(asdict(one)), str(asdict(failed)), caplog.text):
         assert "[secret]" in text and "hunter2" not in text
 
 

@@ -80,7 +80,7 @@ def tuned(job: Job[Any], files: str, chat: Chat) -> list[str]:
 @pytest.mark.parametrize("form", SUPERVISED)
 def test_of_supervised_rows(tmp_path: Path, chat: Chat, form: str, suffix: str) -> None:
     files = write(tmp_path / f"a.{suffix}", SUPERVISED[form], verdict="bad", votes=-1)
-    job = SupervisedJob(SFTConfig.model_validate({"data": {"train_files": files}}))
+    job = SupervisedJob(SFTConfig.model_validate({"model": {"path": "x"}, "data": {"train_files": files}}))
     (note,) = tuned(job, files, chat)
     assert note.startswith(f"{tmp_path / f'a.{suffix}'} and 1 more files: ")
     assert note.endswith(NOTED.format("verdict, votes"))
@@ -95,7 +95,7 @@ def test_of_supervised_rows(tmp_path: Path, chat: Chat, form: str, suffix: str) 
 @pytest.mark.parametrize("form", PAIRS)
 def test_of_pairs(tmp_path: Path, chat: Chat, form: str, suffix: str) -> None:
     files = write(tmp_path / f"a.{suffix}", PAIRS[form], score_chosen=0.9, margin=0.1)
-    config = PreferencesConfig.model_validate({"data": {"train_files": files}})
+    config = PreferencesConfig.model_validate({"model": {"path": "x"}, "data": {"train_files": files}})
     (note,) = tuned(PreferencesJob(config), files, chat)
     assert note == f"{tmp_path / f'a.{suffix}'} and 1 more files: {NOTED.format('score_chosen, margin')}"
     if form != "text":
@@ -127,7 +127,8 @@ def test_of_responses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_of_records_that_become_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a.jsonl", SUPERVISED["messages"], feedback="bad")
     assert prepare(["--source", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == NOTED.format("feedback")
+    *_, columns, log = capsys.readouterr().out.splitlines()
+    assert columns == NOTED.format("feedback") and "(feedback)" in log and "data_prep.traces" in log
 
 
 def test_rows_of_json_may_have_any_number_of_members() -> None:
