@@ -34,9 +34,9 @@ from agentrl.containers.egress import way_out
 from agentrl.containers.files import TooManyFiles, merge, pack
 from agentrl.containers.pool import Pool
 from agentrl.errors import ConfigError, DataError
-from agentrl.openai_api.agent_harness import HarnessAgent, check_version, extra
+from agentrl.openai_api.agent_harness import HarnessAgent, check_version
 from agentrl.openai_api.agent_process import AgentProcess
-from agentrl.openai_api.agent_task import AgentTask
+from agentrl.openai_api.agent_task import AgentTask, extra
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.openai_api.harness import Errand, Harness, Launch
 from agentrl.openai_api.place import CannotBeJudged, Desk, Place, Room

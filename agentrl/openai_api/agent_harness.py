@@ -21,7 +21,7 @@ from agentrl.config.registries import HARNESSES
 from agentrl.errors import ConfigError, DataError
 from agentrl.openai_api import agent_command
 from agentrl.openai_api.agent_process import AgentProcess, ProgramAgent
-from agentrl.openai_api.agent_task import AgentError, AgentTask, CheckFailed
+from agentrl.openai_api.agent_task import AgentError, AgentTask, CheckFailed, extra
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.openai_api.harness import Errand, Harness
 from agentrl.openai_api.place import CannotBeJudged, Desk, OnThisMachine, Place, Room
@@ -201,11 +201,6 @@ def shown(sample: Mapping[str, object]) -> dict[str, object]:
     info = sample.get("extra_info")
     kept = {name: one for name, one in info.items() if name != "check_files"} if isinstance(info, Mapping) else info
     return {**sample, "extra_info": kept}
-
-
-def extra(sample: Mapping[str, object], name: str) -> object:
-    info = sample.get("extra_info")
-    return info.get(name) if isinstance(info, Mapping) else None
 
 
 def files_of(sample: Mapping[str, object], name: str) -> dict[str, str]:

@@ -93,6 +93,12 @@ class AgentTask:
         self.metrics.update(agent_starts=starts, agent_start_cpu_seconds=cpu_seconds)
 
 
+def extra(sample: Mapping[str, object], name: str) -> object:
+    """Return a value of a row's `extra_info`; None without it."""
+    info = sample.get("extra_info")
+    return info.get(name) if isinstance(info, Mapping) else None
+
+
 def read_report(value: object) -> dict[str, float]:
     """Read an agent's report: None, or a mapping of names to finite numbers. Raises TypeError for anything else.
 

@@ -9,8 +9,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from agentrl.errors import DataError
 from agentrl.openai_api.agent_process import AgentProcess
-from agentrl.openai_api.agent_task import AgentTask
+from agentrl.openai_api.agent_task import AgentTask, extra
 from agentrl.system.owner import remove
 
 
@@ -127,6 +128,13 @@ class OnThisMachine(Place):
 
     def __init__(self, pass_env: Sequence[str]) -> None:
         self._pass_env = pass_env
+
+    async def check(self, sample: Mapping[str, object]) -> None:
+        if (image := extra(sample, "image")) is not None:
+            raise DataError(
+                f"extra_info.image: {image!r:.200} would be left unused, as programs act on this machine. Set "
+                "openai_proxy.start=container, or leave the image out of the row"
+            )
 
     @asynccontextmanager
     async def acting(self, task: AgentTask, desk: Desk) -> AsyncIterator[Room]:

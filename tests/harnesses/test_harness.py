@@ -203,6 +203,7 @@ async def test_an_error_of_the_program_shows_both_outputs(
         ({"files": [{"path": "a", "text": ""}, {"path": "/etc/a", "text": ""}]}, "extra_info.files[1].path"),
         ({"check_files": [{"path": "a"}]}, "extra_info.check_files[0]"),
         ({"mcp_servers": ["other"]}, "extra_info.mcp_servers"),
+        ({"image": "python:3.12"}, "extra_info.image"),
     ],
 )
 async def test_a_wrong_row_is_named(
