@@ -46,8 +46,9 @@ class Run:
         lines = read_metrics(folder / "metrics.jsonl")
         seconds = [number(line, TIME) for line in lines if TIME in line]
         first = before or folder
-        validated = pq.read_table(first / "trajectories" / "val_000000_greedy.parquet", columns=["data_source"])
-        problems = Counter(validated["data_source"].to_pylist())
+        problems: Counter[str] = Counter()
+        for file in (first / "trajectories").glob("val_000000_greedy*.parquet"):  # one a batch of data.val_batch_size
+            problems.update(pq.read_table(file, columns=["data_source"])["data_source"].to_pylist())
         validations = [line for line in lines if GREEDY in line]
         if before is not None:
             validations = [*read_metrics(before / "metrics.jsonl"), *validations]
