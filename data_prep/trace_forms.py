@@ -277,9 +277,7 @@ def logged_call(fields: Fields) -> Logged:
     if isinstance(parameters := fields.get("model_parameters"), dict):
         request = {**parameters, **request}
     answer = as_object(opened(fields.get(name)))
-    for status in (*(answer.get(key) for key in STATUS), *(fields.get(key) for key in STATUS)):
-        if isinstance(status, int) and status >= 400:
-            raise BadConversation("the answer is an error", f"HTTP {status}")
+    check_status(answer, fields)
     if response in (None, {}) and (why := failure(fields)) is not None:
         raise BadConversation("the answer is an error", why)
     if isinstance(response, str) and name not in WORDS and not is_stream(response):
@@ -306,14 +304,19 @@ def check_end(fields: Fields) -> None:
     """Raise BadConversation for a whole conversation that ended with an error, or with an answer that was cut."""
     if (error := failure(fields)) is not None:
         raise BadConversation("the answer is an error", error)
-    for status in (fields.get(name) for name in STATUS):
-        if isinstance(status, int) and status >= 400:
-            raise BadConversation("the answer is an error", f"HTTP {status}")
+    check_status(fields)
     said = as_list(opened(fields.get("messages")))
     ends = [held.get(name) for held in (*inside(fields), *map(as_object, said)) for name in ENDS]
     cut = CUT.intersection(map(str, ends))
     if cut:
         raise BadConversation("an answer that was cut by a limit", f"it ended with {', '.join(sorted(cut))}")
+
+
+def check_status(*held: Fields) -> None:
+    """Raise BadConversation for the HTTP status of an error in one of the objects."""
+    for status in (one.get(name) for one in held for name in STATUS):
+        if isinstance(status, int) and status >= 400:
+            raise BadConversation("the answer is an error", f"HTTP {status}")
 
 
 ENDS = ("finish_reason", "stop_reason", "finishReason", "stopReason")

@@ -61,7 +61,6 @@ class RunFolder:
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise self._refused(f"{existing} is no folder that may be written to")
         self._lock: TextIO | None = None
-        self._inode: tuple[int, int] | None = None
         if (self.path / LOCK).is_file():
             self._hold()
 
@@ -128,11 +127,9 @@ class RunFolder:
     def close(self) -> None:
         """Let another process train in the folder."""
         if self._lock is not None:
+            _held.discard(_inode(os.fstat(self._lock.fileno())))
             self._lock.close()
             self._lock = None
-        if self._inode is not None:
-            _held.discard(self._inode)
-            self._inode = None
 
     def _hold(self) -> None:
         """Lock the folder until `close`, as two that write one ledger would lose and repeat prompts.
@@ -143,8 +140,7 @@ class RunFolder:
             return
         file = self.path / LOCK
         with suppress(FileNotFoundError):
-            known = file.stat()
-            if (known.st_dev, known.st_ino) in _held:  # not opened: closing it would end the lock that is held
+            if _inode(file.stat()) in _held:  # not opened: closing it would end the lock that is held
                 raise ConfigError(
                     f"trainer.default_local_dir={self.path}: a training of this process is open there. Leave its "
                     "`with`, or name another trainer.experiment_name or folder"
@@ -163,9 +159,8 @@ class RunFolder:
         except OSError:  # a file system without locks
             lock.close()
             return
-        self._lock, opened = lock, os.fstat(lock.fileno())
-        self._inode = opened.st_dev, opened.st_ino
-        _held.add(self._inode)
+        self._lock = lock
+        _held.add(_inode(os.fstat(lock.fileno())))
 
     def _sign(self) -> None:
         """Write the holder of the lock: only once a command has begun, as a refused command changes nothing."""
@@ -189,3 +184,8 @@ def view_command(dir: Path) -> str | None:
     if python.is_relative_to(Path.cwd()):
         python = python.relative_to(Path.cwd())
     return shlex.join([str(python), "-m", viewer.partition(":")[0].removesuffix(".__main__"), str(dir)])
+
+
+def _inode(file: os.stat_result) -> tuple[int, int]:
+    """Name a file by its device and inode."""
+    return file.st_dev, file.st_ino
