@@ -1,7 +1,7 @@
 """Compares what a user sees of two commits: weights, names, configs, resumed runs, plugins, CPU time, found faults.
 
     python -m benchmarks.commits OLD NEW --out runs/commits
-    python -m benchmarks.commits OLD NEW --out runs/commits --only weights names --arrangements grpo bound-1
+    python -m benchmarks.commits OLD NEW --out runs/commits --only weights pace --arrangements quickstart bound-1
     python -m benchmarks.commits OLD NEW --out runs/commits --sglang-python .venv-sglang/bin/python
 
 Both commits are checked out into temporary folders and run by the same interpreter. Results are below --out, by side
@@ -23,20 +23,27 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.commits import mutants, names, pace, plugins, resumed, verl, weights
 from benchmarks.commits.sides import Side, both
 
 Check = Callable[[Side, Side, argparse.Namespace], Iterator[str]]
+
+
+def asked_for(given: argparse.Namespace, trainings: Iterable[str]) -> list[str]:
+    """Return the names of `--arrangements` among a part's trainings."""
+    return [name for name in trainings if name in given.arrangements]
+
+
 PARTS: dict[str, Check] = {
-    "weights": lambda old, new, given: weights.check(old, new, given.arrangements),
+    "weights": lambda old, new, given: weights.check(old, new, asked_for(given, weights.ARRANGEMENTS)),
     "names": lambda old, new, given: names.check(old, new),
     "verl": lambda old, new, given: verl.check(old, new, given.verl_keys),
     "resumed": lambda old, new, given: resumed.check(old, new),
     "plugins": lambda old, new, given: plugins.check(old, new),
-    "pace": lambda old, new, given: pace.check(old, new, given.pairs),
+    "pace": lambda old, new, given: pace.check(old, new, asked_for(given, pace.KINDS), given.pairs),
     "mutants": lambda old, new, given: mutants.check(old, new, given.mutants),
 }
 UNASKED = ("pace", "mutants")
@@ -49,8 +56,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("commits", nargs=2, metavar="COMMIT", help="OLD and NEW, whatever git takes for one")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--only", nargs="+", choices=[*PARTS], default=[name for name in PARTS if name not in UNASKED])
+    trainings = list(dict.fromkeys([*weights.ARRANGEMENTS, *pace.KINDS]))
     parser.add_argument(
-        "--arrangements", nargs="+", choices=[*weights.ARRANGEMENTS], default=[*weights.ARRANGEMENTS], metavar="NAME"
+        "--arrangements",
+        nargs="+",
+        choices=trainings,
+        default=trainings,
+        metavar="NAME",
+        help=f"trainings of the parts weights and pace: {', '.join(trainings)} (each part: all that it has)",
     )
     parser.add_argument("--python", default=sys.executable, help="interpreter of both sides (this one)")
     parser.add_argument("--sglang-python", help="interpreter of an environment with SGLang")

@@ -142,9 +142,9 @@ def read_pairs(file: Path) -> list[tuple[Stretch, Stretch]]:
     return [(Stretch(*early), Stretch(*late)) for early, late in map(json.loads, lines)]
 
 
-def check(old: Side, new: Side, pairs: int) -> Iterator[str]:
-    """Measure each kind, print its ratio, and say which cost more."""
-    for kind in KINDS:
+def check(old: Side, new: Side, kinds: Sequence[str], pairs: int) -> Iterator[str]:
+    """Measure kinds of training, print the ratio of each, and say which cost more."""
+    for kind in kinds:
         if kind == "sglang" and old.sglang_python is None:
             yield "sglang: not run: --sglang-python is not given"
             continue
