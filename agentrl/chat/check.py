@@ -253,7 +253,8 @@ def _behind_reasoning(chat: Chat, turn: Message, tools: Sequence[ToolSchema] | N
     Raises `fault` where that is not how the template differs from its generation prompt.
     """
     prompt = chat.format.render([QUESTION], tools, True)
-    whole = chat.format.render([QUESTION, turn, _answer_to(turn)], tools, False)
+    answer = _answer_to(turn)
+    whole = chat.format.render([QUESTION, turn, answer], tools, False)
     shared = common_length(prompt, whole)
     stop = next((index for index, id in enumerate(whole[shared:], shared) if id in chat.stop_token_ids), None)
     think, think_end = chat.format.reasoning if isinstance(chat.format, TemplateFormat) else (THINK, THINK_END)
@@ -261,12 +262,12 @@ def _behind_reasoning(chat: Chat, turn: Message, tools: Sequence[ToolSchema] | N
     if opened.strip() != think.strip() or behind.strip():
         raise fault
     reasoning = [] if closed else chat.encode_markup(f"r\n{think_end}\n\n")
-    if stop is not None:
+    if stop is not None and str(answer["content"]) not in chat.decode(whole[shared:stop]):
         return [*reasoning, *whole[shared : stop + 1]]
     # Nothing that is written ends the turn: EOS does, where the template writes on.
     eos = chat.stop_token_ids[-1]
-    goes_on = chat.decode(chat.bridge([*prompt, eos], [_answer_to(turn)], tools))
-    text = chat.decode(chat.format.render([QUESTION, turn, _answer_to(turn)], tools, True)[shared:])
+    goes_on = chat.decode(chat.bridge([*prompt, eos], [answer], tools))
+    text = chat.decode(chat.format.render([QUESTION, turn, answer], tools, True)[shared:])
     return [*reasoning, *chat.encode_markup(text.removesuffix(goes_on)), eos]
 
 

@@ -26,7 +26,7 @@ from agentrl.environments.interpreter import PASSED, find_python, last_lines, vi
 from agentrl.environments.serve import KEY, MARK, PROTOCOL, end_children
 from agentrl.errors import CodeError, ConfigError, InfrastructureError, UserError
 from agentrl.remote.client import RemoteClient, RemoteOptions
-from agentrl.remote.credentials import passed_secrets
+from agentrl.remote.credentials import check_set, passed_secrets
 from agentrl.remote.faults import RemoteUnavailable
 from agentrl.remote.url import checked_url
 from agentrl.system.deadline import within
@@ -229,6 +229,7 @@ class Sidecar:
         if options.packages:
             python = virtual_environment(self.name, python, options.packages, f"{self._what}: packages")
         end_children(self._mark)  # of a process that died
+        check_set(f"{self._what}: pass_env", options.pass_env)
         secret = secrets.token_urlsafe(24)
         passed = {name: os.environ[name] for name in (*PASSED, *options.pass_env) if name in os.environ}
         process = subprocess.Popen(

@@ -24,6 +24,7 @@ from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask, CheckFailed
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.openai_api.selection import KEY, Kind, Selection, SessionTranscript, leave_out, main_of, train_of
+from agentrl.remote.credentials import check_set
 from agentrl.reward.reported import REPORTED
 from agentrl.system.threads import beside_loop
 from agentrl.system.throttle import ThrottledWarnings
@@ -93,6 +94,7 @@ class OpenAIProxyLoop(AgentLoop):
 
                 self._refuses_scores = why_no_scores(self._config.algorithm)
         if self._agent is None:
+            check_set("openai_proxy.pass_env", self.options.pass_env)
             build = cast(Callable[[AgentOptions], Agent], AGENT_STARTERS.get(self.options.start))
             self._agent = build(self.options)
 

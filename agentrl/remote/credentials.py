@@ -25,6 +25,12 @@ def from_environment(variable: str) -> str:
     return secret
 
 
+def check_set(key: str, variables: Iterable[str]) -> None:
+    """Raise ConfigError, with the `key` that names them, for environment variables that are not set."""
+    if unset := [name for name in variables if name not in os.environ]:
+        raise ConfigError(f"{key}: {', '.join(unset)} not set in the environment; export before the start")
+
+
 def passed_secrets(variables: Iterable[str]) -> Secrets:
     """Return the values of environment variables that a program is given, but short ones and paths of this machine."""
     values = (os.environ.get(name, "") for name in variables)

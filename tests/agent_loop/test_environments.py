@@ -568,10 +568,11 @@ def test_an_adapter_whose_package_is_missing_says_so() -> None:
         ({"environment": "textarena", "python": "/bin/false"}, "a Python that runs, or a version .* found /bin/false"),
         ({"url": "http://127.0.0.1:9"}, "no sidecar answers at http://127.0.0.1:9"),
         ({"url": "http://127.0.0.1:9", "key_env": "NO_SUCH"}, "the environment variable NO_SUCH is not set"),
+        ({"environment": "textarena", "pass_env": ["HOME", "NO_SUCH"]}, "pass_env: NO_SUCH not set"),
     ],
 )
 def test_what_cannot_be_started(
-    options: dict[str, str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/bin")
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))

@@ -553,6 +553,7 @@ async with client:
         (AgentOptions(target="json:dumps"), "must take the parameters sample"),
         (AgentOptions(target="json:dumbs"), r"openai_proxy\.target: json has no 'dumbs'; did you mean 'dumps'"),
         (AgentOptions(command=[]), "empty"),
+        (AgentOptions(command=["x"], pass_env=["HOME", "NO_SUCH"]), r"openai_proxy\.pass_env: NO_SUCH not set"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: AgentOptions, message: str) -> None:

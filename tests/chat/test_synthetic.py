@@ -246,6 +246,19 @@ def test_headers_that_begin_with_the_end(template: Synthetic) -> None:
     assert drive_one(template, TINY.codec(template.tokens), random.Random(0))
 
 
+WITH = {calls.format: replace(STRICT, calls=calls) for calls in CALLS}
+BEHIND_AN_ANSWER = (
+    replace(WITH["cohere"], final=EOS),
+    replace(WITH["granite_20b"], end="", final=EOS, tools="first", reasoning="opened, not in the history"),
+)
+"""Strict templates that count calls, or end no turn: what stands behind a tool's answer is made up with care."""
+
+
+@pytest.mark.parametrize("template", BEHIND_AN_ANSWER, ids=lambda template: template.calls.format)
+def test_turns_behind_answers_of_strict_templates(template: Synthetic) -> None:
+    assert all(drive_one(template, TINY.codec(template.tokens), random.Random(seed)) for seed in range(3))
+
+
 @pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_templates_of_every_kind(seed: int) -> None:

@@ -24,6 +24,7 @@ from agentrl.engines.servers.process import living
 from agentrl.engines.servers.start import reach
 from agentrl.engines.servers.sync.buckets import Bucket, buckets
 from agentrl.engines.servers.sync.tensor import TensorSender
+from agentrl.engines.sglang.build import SGLANG
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.options import SGLangArguments
@@ -246,7 +247,7 @@ async def test_a_server_that_was_left_paused_is_reached(server: SGLangProcess) -
     await client.pause("abort")
     with pytest.raises(ServerFailed):
         await client.check(2.0)
-    assert (await reach(client, 60.0)).weight_version
+    assert (await reach(client, SGLANG.needs, 60.0)).weight_version
     await http.close()
 
 

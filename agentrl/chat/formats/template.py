@@ -323,7 +323,9 @@ class TemplateFormat:
         if not (self._numbers_calls and number.isdecimal() and len(number) <= MOST_DIGITS and int(number)):
             return []
         calls = [_asked(0, {**TOOL_ANSWER, "tool_call_id": f"earlier{index}"}) for index in range(int(number))]
-        return [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *map(_answer, calls)]
+        # A strict template takes no user's turn directly after an answer.
+        reply: Message = {"role": "assistant", "content": "t"}
+        return [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *map(_answer, calls), reply]
 
     def _between(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
         """Write the text from the token that ends an assistant turn to the beginning of the next one."""

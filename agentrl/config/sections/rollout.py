@@ -347,7 +347,8 @@ class OpenAIProxyConfig(Section):
     """Seconds that check may take; later the score is 0."""
     container: ContainerConfig = ContainerConfig()
     pass_env: Annotated[list[str], VARIABLES] = []
-    """Environment variables of the trainer that the command may see, besides PATH, HOME and the like."""
+    """Environment variables of the trainer that the command may see, besides PATH, HOME and the like. Each must be
+    set."""
     processes: Annotated[int, OnlyWith("start=pool")] = Field(1, gt=0)
     """Processes of a pool, on each machine that generates."""
     sessions_at_once: Annotated[int, OnlyWith("start=pool or remote")] = Field(1, gt=0)

@@ -11,9 +11,9 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.builder import EngineSetting
 from agentrl.engines.contract import EngineError, RequestError
 from agentrl.engines.mixed.engine import EitherChecksums, MixedEngine
-from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInfo, describe
+from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInfo, WrongServer, describe
 from agentrl.engines.servers.engine import ServerEngine
-from agentrl.engines.servers.start import Software, answer_within, build_engine
+from agentrl.engines.servers.start import Software, answer_within, build_engine, is_final
 from agentrl.engines.sglang.build import SGLANG
 from agentrl.engines.vllm.build import VLLM
 from agentrl.errors import TrainingError
@@ -77,16 +77,17 @@ async def softwares(urls: Sequence[str], key: str | None, timeout: float) -> Fou
 
 
 async def software_of(url: str, http: aiohttp.ClientSession, key: str | None, timeout: float) -> Software:
-    """Find the software of a server. Raises EngineError where no known one answers within `timeout` seconds."""
+    """Find the software of a server. Raises ConfigError or EngineError where no known one answers (`answer_within`)."""
 
     async def ask() -> Software:
-        why = []
+        why = list[EngineError | RequestError]()
         for software in (SGLANG, VLLM):
             try:
                 await software.client(url, http, key).info()
                 return software
             except (EngineError, RequestError) as error:
-                why.append(describe(error))
-        raise ServerFailed(url, "; ".join(why))
+                why.append(error)
+        failed = WrongServer if all(map(is_final, why)) else ServerFailed
+        raise failed(url, "; ".join(map(describe, why)))
 
-    return await answer_within(timeout, ask)
+    return await answer_within(timeout, ask, f"{SGLANG.needs}, or {VLLM.needs}")

@@ -28,6 +28,10 @@ class ServerFailed(EngineError):
         self.status = status
 
 
+class WrongServer(ServerFailed):
+    """A server answers, and will not serve agentrl however long one waits: other software, or missing arguments."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
     """A server's model and settings, as the server reports them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import itertools
-import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -21,9 +20,9 @@ from agentrl.config.registries import WEIGHT_TRANSPORTS
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sections.training import Config
 from agentrl.engines.builder import EngineSetting
-from agentrl.engines.contract import EngineError
+from agentrl.engines.contract import EngineError, RequestError
 from agentrl.engines.servers.adapters import check_held, find_frozen_adapters
-from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInfo
+from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInfo, WrongServer
 from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.servers.engine import ServerEngine
 from agentrl.engines.servers.fleet import Timings
@@ -34,7 +33,7 @@ from agentrl.engines.servers.sync.adapters import AdapterSender
 from agentrl.engines.servers.sync.delta import DeltaSender
 from agentrl.engines.servers.sync.update import ExpectedChecksums, SenderSetting, WeightSender
 from agentrl.errors import ConfigError, TrainingError
-from agentrl.remote.credentials import from_environment
+from agentrl.remote.credentials import check_set, from_environment
 from agentrl.system.http import allow_many_files, http_client
 from agentrl.system.loop_thread import LoopThread
 from agentrl.system.quota import run_concurrently
@@ -43,6 +42,8 @@ from agentrl.system.user_code import user_code
 ROLLOUT = "actor_rollout_ref.rollout"
 LOOK_EVERY = 0.5
 """Seconds between two tries to reach a server that is attached to."""
+WRONG_KEY, NO_SUCH_PATH = (401, 403), (404, 405)
+"""HTTP statuses of a server that was started otherwise than agentrl needs it."""
 Answer = TypeVar("Answer")
 Say = Callable[[str], None]
 """Shows the user a line."""
@@ -63,6 +64,8 @@ class Software:
     process: type[ServerProcess]
     client: Callable[[str, aiohttp.ClientSession, str | None], ServerClient]
     """Makes the client of one server; arguments: URL, connections, key."""
+    needs: str
+    """How a server must be started by hand, for messages."""
     check_attached: Callable[[ServerInfo, str, int], None]
     """Checks a server that somebody else started for a job's longest context. Raises ConfigError."""
     engine: type[ServerEngine]
@@ -137,7 +140,7 @@ async def start_engine(
             key = None if variable is None else from_environment(variable)
             servers = [Server(software.client(url, http, key)) for url in rollout.server_urls]
             infos = await asyncio.gather(
-                *[reach(server.client, rollout.server_start_timeout, progress) for server in servers]
+                *[reach(server.client, software.needs, rollout.server_start_timeout, progress) for server in servers]
             )
             for server, info in zip(servers, infos, strict=True):
                 check_model(info, server.url, facts)
@@ -194,10 +197,7 @@ def check_machine(config: RolloutsConfig, device: str) -> None:
     """Check that this machine has what servers need: GPUs, and the variables that they may see. Raises ConfigError."""
     rollout = config.actor_rollout_ref.rollout
     ranks = rollout.tensor_model_parallel_size
-    if unset := [name for name in rollout.server_pass_env if name not in os.environ]:
-        raise ConfigError(
-            f"{ROLLOUT}.server_pass_env: {', '.join(unset)} not set in the environment; export before the start"
-        )
+    check_set(f"{ROLLOUT}.server_pass_env", rollout.server_pass_env)
     if device == "cuda" and rollout.num_servers * ranks > torch.cuda.device_count():
         raise ConfigError(
             f"{ROLLOUT}.num_servers={rollout.num_servers} with {ROLLOUT}.tensor_model_parallel_size={ranks} needs "
@@ -244,8 +244,8 @@ async def start_all(processes: Sequence[ServerProcess], timeout: float, progress
     await run_concurrently(itertools.starmap(ready, enumerate(processes)))
 
 
-async def reach(client: ServerClient, timeout: float, progress: Say = lambda _: None) -> ServerInfo:
-    """Wait until a server that is attached to answers. Raises EngineError after `timeout` seconds."""
+async def reach(client: ServerClient, needs: str, timeout: float, progress: Say = lambda _: None) -> ServerInfo:
+    """Wait until a server that is attached to answers. `needs`: how it must be started. See `answer_within`."""
 
     async def ask() -> ServerInfo:
         # A trainer that was killed may have left it paused; then it would not answer a check.
@@ -253,18 +253,35 @@ async def reach(client: ServerClient, timeout: float, progress: Say = lambda _: 
         await client.check(min(timeout, 30.0))
         return await client.info()
 
-    return await answer_within(timeout, ask, progress)
+    return await answer_within(timeout, ask, needs, progress)
 
 
-async def answer_within(timeout: float, ask: Callable[[], Awaitable[Answer]], progress: Say = lambda _: None) -> Answer:
-    """Ask a server that is attached to until it does not fail. Raises EngineError after `timeout` seconds."""
+def is_final(error: BaseException) -> bool:
+    """Check whether a server that is attached to answers what waiting does not change."""
+    return isinstance(error, RequestError | WrongServer) or (
+        isinstance(error, ServerFailed) and error.status in (*WRONG_KEY, *NO_SUCH_PATH)
+    )
+
+
+async def answer_within(
+    timeout: float, ask: Callable[[], Awaitable[Answer]], needs: str, progress: Say = lambda _: None
+) -> Answer:
+    """Ask a server that is attached to until it does not fail.
+
+    Raises ConfigError, which says what the server needs, at an answer that waiting does not change, and EngineError
+    after `timeout` seconds.
+    """
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout
     told = False
     while True:
         try:
             return await ask()
-        except ServerFailed as error:
+        except (ServerFailed, RequestError) as error:
+            if is_final(error):
+                is_key = isinstance(error, ServerFailed) and error.status in WRONG_KEY
+                remedy = f"name the variable with its key: {ROLLOUT}.server_api_key_env" if is_key else needs
+                raise ConfigError(f"{ROLLOUT}.server_urls: {error}; {remedy}") from error
             if loop.time() >= end:
                 raise EngineError(f"{ROLLOUT}.server_urls: no answer within {timeout:g} s: {error}") from error
             if not told:

@@ -102,6 +102,7 @@ SGLANG = Software(
     kind=SGLangArguments,
     process=SGLangProcess,
     client=SGLangClient,
+    needs="start an SGLang server there, with --incremental-streaming-output",
     check=check,
     check_attached=check_attached,
     engine=SGLangEngine,

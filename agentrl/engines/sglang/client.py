@@ -24,9 +24,9 @@ from agentrl.engines.servers.client import (
     GroupInvitation,
     Memory,
     PartialAnswer,
-    ServerFailed,
     ServerInfo,
     WeightChecksums,
+    WrongServer,
     describe,
 )
 from agentrl.engines.servers.http import AnswerStream, Routes, ServerHTTP, VersionInfo, read
@@ -207,7 +207,7 @@ class SGLangClient(ServerHTTP):
         await self.get("health_generate", timeout)
 
     async def info(self) -> ServerInfo:
-        """See `WeightReceiver.info`. Raises ServerFailed where no SGLang server answers."""
+        """See `WeightReceiver.info`. Raises WrongServer where no SGLang server answers."""
         said = await self.get("model_info")
         told = await self.get("server_info")
         try:
@@ -216,7 +216,7 @@ class SGLangClient(ServerHTTP):
             if length is None:
                 raise ValueError("neither context_length nor max_req_input_len of internal_states")
         except ValueError as error:
-            raise ServerFailed(self.url, f"is no SGLang server that agentrl knows: {describe(error)}") from error
+            raise WrongServer(self.url, f"is no SGLang server that agentrl knows: {describe(error)}") from error
         return ServerInfo(
             model.model_path,
             model.architectures[0] if model.architectures else None,

@@ -16,6 +16,7 @@ from agentrl.engines.vllm.checksums import Arrived
 from agentrl.engines.vllm.client import VLLMClient
 from agentrl.engines.vllm.engine import VLLMEngine
 from agentrl.engines.vllm.options import VLLMArguments, lora_rank
+from agentrl.engines.vllm.plugin import NEEDED
 from agentrl.engines.vllm.process import LORA_ROUTES, VLLMProcess
 from agentrl.errors import ConfigError
 from agentrl.model.read_config import read_config
@@ -79,6 +80,8 @@ VLLM = Software(
     kind=VLLMArguments,
     process=VLLMProcess,
     client=VLLMClient,
+    needs="install agentrl there, and start it by VLLM_SERVER_DEV_MODE=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL "
+    + " ".join(NEEDED),
     check=check,
     check_attached=check_attached,
     engine=VLLMEngine,

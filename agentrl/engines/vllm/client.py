@@ -18,16 +18,16 @@ from agentrl.engines.servers.client import (
     GroupInvitation,
     Memory,
     PartialAnswer,
-    ServerFailed,
     ServerInfo,
     WeightChecksums,
+    WrongServer,
     describe,
 )
 from agentrl.engines.servers.http import Answer, AnswerStream, Routes, ServerHTTP, VersionInfo, read
 from agentrl.engines.servers.images import data_urls, with_one_token_each
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.vllm.handle import place
-from agentrl.engines.vllm.plugin import ARCHITECTURE, BACKEND, CHECKSUMS, HELD, NEEDED
+from agentrl.engines.vllm.plugin import ARCHITECTURE, BACKEND, CHECKSUMS, HELD
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import PlacedImage
 
@@ -231,16 +231,16 @@ class VLLMClient(ServerHTTP):
         return sum(float(line.rsplit(b" ", 1)[1]) for line in lines if line.startswith(SAMPLED))
 
     async def info(self) -> ServerInfo:
-        """Ask for the model and settings. Raises ServerFailed where no vLLM server with agentrl's plugin answers."""
+        """Ask for the model and settings. Raises WrongServer where no vLLM server with agentrl's plugin answers."""
         try:
             told = read(SettingsAnswer, await self.get("server_info?config_format=json"))
             version = read(WeightAnswer, await self.get("weight_info")).weight_version
             if told.transfer_backend != BACKEND:
-                raise ValueError(f"start it with {' '.join(NEEDED)}, and agentrl installed there")
+                raise ValueError(f"its weight transfer is {told.transfer_backend}, expected {BACKEND}")
             asked: dict[str, JSON] = {"method": ARCHITECTURE}
             [architecture, *_] = read(RPCAnswer, await self.post("collective_rpc", asked)).results
         except (ValueError, RequestError) as error:
-            raise ServerFailed(self.url, f"is no vLLM server that agentrl can use: {describe(error)}") from error
+            raise WrongServer(self.url, f"is no vLLM server that agentrl can use: {describe(error)}") from error
         if version == UNNAMED:
             await self.post("update_weight_version", {"new_version": "0"})
             version = "0"

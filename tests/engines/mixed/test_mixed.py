@@ -87,8 +87,15 @@ async def test_each_server_says_its_software_and_is_checked_by_it() -> None:
 async def test_another_server_is_refused_with_what_either_software_misses() -> None:
     without_plugin = VLLMS | {"/server_info": {"vllm_config": {**_settings(), "weight_transfer_config": None}}}
     async with answering(without_plugin) as (url,):
-        with pytest.raises(EngineError, match=r"server_urls: .*model_info.*--weight-transfer-config"):
-            await softwares([url], None, 0.0)
+        with pytest.raises(ConfigError, match=r"server_urls: .*model_info.*--incremental.*--weight-transfer-config"):
+            await softwares([url], None, 600.0)
+
+
+async def test_a_server_that_is_not_up_yet_is_waited_for() -> None:
+    async with answering({}) as (url,):
+        pass  # nothing listens there any more
+    with pytest.raises(EngineError, match="no answer within 0 s"):
+        await softwares([url], None, 0.0)
 
 
 def _settings() -> dict[str, JSON]:
