@@ -215,7 +215,9 @@ class CheckpointManager:
             store.download(step, partial, display)
             verified(partial, step)
         except DamagedCheckpointError as error:
-            self._warn(f"{store.url}: {error}; looking for an older one")
+            # The folder that was downloaded is removed: the store's is the one to look at.
+            told = str(error).replace(str(partial), f"{store.url}/checkpoints/{final.name}")
+            self._warn(f"{told}; looking for an older one")
             shutil.rmtree(partial)
             return False
         if final.is_symlink() or final.exists():
