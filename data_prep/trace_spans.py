@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 
 from agentrl.data.messages import with_wrapped_tools
 from agentrl.system.json_value import JSON, as_list, as_object
@@ -28,6 +27,7 @@ CALLS = ("chat", "generate_content", "text_completion")
 OLD = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
 LOG_TIMES = ("timeUnixNano", "time_unix_nano", "timestamp", "observedTimeUnixNano", "observed_timestamp")
 CHOICE = "gen_ai.choice"
+DETAILS = "gen_ai.client.inference.operation.details"
 CAPTURE = "have the program run with OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
@@ -38,8 +38,23 @@ class Event:
     name: str
     attributes: dict[str, JSON]
     body: JSON = None
+    where: str = ""
     trace: str = ""
     time: JSON = None
+
+    def content(self) -> dict[str, JSON]:
+        """Return the messages and tools in it."""
+        held = {**self.attributes, **as_object(self.body)}
+        return {name: held[name] for name in CONTENT if name in held}
+
+    def sides(self) -> tuple[bool, bool]:
+        """Say whether it has messages of the prompt, and whether it has an answer."""
+        if self.name in OLD or self.name == CHOICE:
+            return self.name in OLD, self.name == CHOICE
+        held = self.content()
+        if self.name == DETAILS and (not held or "error.type" in self.attributes):
+            return BOTH
+        return INPUT in held, OUTPUT in held
 
 
 @dataclass(slots=True)
@@ -60,8 +75,8 @@ class Spans:
     """Spans of a log, kept until all events are read."""
 
     spans: list[Span] = field(default_factory=list)
-    events: dict[str, list[tuple[str, Event]]] = field(default_factory=dict)
-    """Events of logs by their span's id, each with its place."""
+    events: dict[tuple[str, str], list[Event]] = field(default_factory=dict)
+    """Events of logs by their span's id, or where they have none, by "" and their trace's id."""
 
     def add(self, record: Record) -> bool:
         """Take a record of spans or of their events; False where it is neither."""
@@ -92,37 +107,55 @@ class Spans:
         span = _hex(one.get("spanId") or one.get("span_id"))
         time = next((one[key] for key in LOG_TIMES if one.get(key) not in (None, "0", 0)), None)
         trace = _hex(one.get("traceId") or one.get("trace_id"))
-        event = Event(str(name or ""), attributes, one.get("body"), trace, time)
-        self.events.setdefault(span, []).append((where, event))
+        event = Event(str(name or ""), attributes, one.get("body"), where, trace, time)
+        self.events.setdefault((span, "" if span else trace), []).append(event)
 
     def records(self) -> Iterator[tuple[Record, BadConversation | None]]:
         """Yield each call, and each evaluation, as a record, or why a span is none."""
         for span in self.spans:
-            span.events += [event for _, event in self.events.pop(span.id, ())]
-            for event in span.events:
-                if event.name == EVALUATION:
-                    yield _evaluation(span.where, span.id, span.trace, event), None
-            yield _read(span)
-        for id, events in self.events.items():
-            for where, event in events:
-                if event.name == EVALUATION:
-                    yield _evaluation(where, id, "", event), None
-            yield from self._without_span(id, events)
+            span.events += self.events.pop((span.id, ""), ()) if span.id else ()
+            yield from _evaluations(span)
+            yield from map(_read, _calls(span))
+        for (id, _), events in self.events.items():
+            first = next((event for event in events if event.name != EVALUATION), None)
+            told = first or events[0]
+            span = Span(told.where, id, told.trace, None, {OPERATION: "chat"}, events, False)
+            yield from _evaluations(span)
+            if first is not None:
+                yield from map(_read, _calls(span))
 
-    def _without_span(
-        self, id: str, events: list[tuple[str, Event]]
-    ) -> Iterator[tuple[Record, BadConversation | None]]:
-        """Yield the call that events of a log are, where the log has no spans."""
-        about = [(where, event) for where, event in events if event.name != EVALUATION]
-        if not about:
-            return
-        where, first = about[0]
-        held = {name: value for _, event in about for name, value in event.attributes.items()}
-        span = Span(where, id, first.trace, first.time, {OPERATION: "chat", **held}, [one for _, one in about], False)
-        yield _read(span)
+
+BOTH, NEITHER = (True, True), (False, False)
+
+
+def _calls(span: Span) -> Iterator[Span]:
+    """Yield a span for each call that its events are. The first call has the messages of the span itself, too.
+
+    Events of one call are its messages and then its answers, or the other way round, or one event that has all.
+    """
+    groups, seen, last = [list[Event]()], NEITHER, NEITHER
+    for event in span.events:
+        sides = event.sides()
+        if event.name == EVALUATION or (sides == NEITHER and not event.content()):
+            continue
+        if (sides == BOTH and seen != NEITHER) or (seen == BOTH and sides not in (NEITHER, last)):
+            groups.append([])
+            seen = NEITHER
+        groups[-1].append(event)
+        seen, last = (seen[0] or sides[0], seen[1] or sides[1]), sides
+    for number, events in enumerate(groups):
+        made = replace(span, attributes=dict(span.attributes), events=events)
+        if number:
+            made.where, made.time = events[0].where or span.where, events[0].time
+            made.attributes = {name: value for name, value in span.attributes.items() if name not in CONTENT}
+        for event in events:
+            made.time = made.time or event.time
+            made.attributes |= event.attributes | event.content()
+        yield made
 
 
 _HEX = re.compile(r"[0-9a-fA-F]+")
+_ZEROS = re.compile(r"0+|A+=+")
 
 
 def _listed(fields: Mapping[str, JSON], *names: str) -> list[dict[str, JSON]]:
@@ -130,7 +163,10 @@ def _listed(fields: Mapping[str, JSON], *names: str) -> list[dict[str, JSON]]:
 
 
 def _hex(id: JSON) -> str:
+    """Write an id; "" where it is one of zeros, by which OpenTelemetry says that there is none."""
     text = str(id or "").removeprefix("0x")
+    if _ZEROS.fullmatch(text):
+        return ""
     return text.lower() if _HEX.fullmatch(text) else text  # protobuf's own JSON has base64
 
 
@@ -183,6 +219,12 @@ def _value(value: JSON) -> JSON:
     return held if name in ("stringvalue", "intvalue", "doublevalue", "boolvalue", "bytesvalue") else value
 
 
+def _evaluations(span: Span) -> Iterator[tuple[Record, None]]:
+    for event in span.events:
+        if event.name == EVALUATION:
+            yield _evaluation(event.where or span.where, span.id, event.trace or span.trace, event), None
+
+
 def _evaluation(where: str, span: str, trace: str, event: Event) -> Record:
     about = {name.removeprefix("gen_ai.evaluation."): value for name, value in event.attributes.items()}
     value = about.get("score.value")
@@ -203,12 +245,9 @@ def _read(span: Span) -> tuple[Record, BadConversation | None]:
 
 def _call(span: Span) -> dict[str, JSON]:
     """Write a span as a call of Chat Completions. Raises BadConversation."""
-    held = dict(span.attributes)
-    for event in span.events:
-        held |= {name: value for name, value in event.attributes.items() if name in CONTENT}
-        if isinstance(event.body, dict):
-            held |= {name: value for name, value in event.body.items() if name in CONTENT}
-    operation = str(held.get(OPERATION) or ("chat" if OUTPUT in held else ""))
+    held = span.attributes
+    is_answered = OUTPUT in held or any(event.name == CHOICE for event in span.events)
+    operation = str(held.get(OPERATION) or ("chat" if is_answered else ""))
     if operation not in CALLS:
         raise BadConversation("no call of a model", f"a span {operation or 'of another kind'}")
     if INPUT in held or OUTPUT in held:
@@ -235,17 +274,8 @@ def _call(span: Span) -> dict[str, JSON]:
         "id": span.id,
         "trace": span.trace or None,
         "session": held.get("gen_ai.conversation.id") or held.get("session.id"),
-        "time": _time(span.time),
+        "time": span.time,
     }
-
-
-def _time(time: JSON) -> JSON:
-    if isinstance(time, str) and not time.isdecimal():
-        try:
-            return datetime.fromisoformat(time).timestamp()
-        except ValueError:
-            return None
-    return time
 
 
 def _end(one: JSON) -> JSON:
