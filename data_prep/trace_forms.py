@@ -85,6 +85,14 @@ class Waits(Exception):
         self.id = id
 
 
+class Later(Exception):
+    """The call is of a conversation that a server keeps, whose calls are read by their time when all are known."""
+
+    def __init__(self, conversation: str, time: float | None) -> None:
+        super().__init__(conversation)
+        self.conversation, self.time = conversation, time
+
+
 @dataclass(slots=True)
 class Logged:
     """A call as a record has it."""
@@ -117,18 +125,30 @@ class Reader:
     """Items of answers by their id."""
     _last: dict[str, str] = field(default_factory=dict)
     """Id of the last answer of each conversation that a server keeps."""
+    _followed: dict[str, str | None] = field(default_factory=dict)
+    """Id of the answer before an answer of such a conversation, by its id."""
     _tools: dict[str, tuple[str, Defaults]] = field(default_factory=dict)
 
-    def calls(self, record: Record, form: str | None = None) -> list[Call]:
-        """Read the call of a record: one for each of its answers. Raises BadConversation, ApiError and Waits."""
+    def calls(self, record: Record, form: str | None = None, *, in_order: bool = False) -> list[Call]:
+        """Read the call of a record: one for each of its answers.
+
+        in_order: calls of a conversation that a server keeps come in their order. Otherwise Later is raised for them.
+        Raises BadConversation, ApiError, Waits and Later.
+        """
         if is_whole(record.fields):
             return self._whole(record)
         logged = logged_call(record.fields)
-        if (conversation := id_of(logged.body.get("conversation"))) and logged.follows is None:
-            logged.follows = self._last.get(conversation)
+        conversation = id_of(logged.body.get("conversation")) if logged.api == "responses" else None
+        if conversation is None or logged.follows is not None:
+            return self._read(logged, record, form or logged.api)
+        if not in_order:
+            raise Later(conversation, time_of(record.fields, logged.response))
+        answer = id_of(logged.response.get("id")) or f"without an id, {record.where}"
+        logged.follows = self._followed.get(answer, self._last.get(conversation))
         calls = self._read(logged, record, form or logged.api)
-        if conversation:
-            self._last[conversation] = str(logged.response.get("id"))
+        if answer not in self._followed:  # a record that stands in the log twice is one turn
+            self._followed[answer] = logged.follows
+            self._last[conversation] = answer
         return calls
 
     def _read(self, logged: Logged, record: Record, form: str) -> list[Call]:

@@ -37,7 +37,7 @@ from data_prep.scrub import Rules, Scrubber, read_rules
 from data_prep.tool_conversations import SCHEMA as CONVERSATIONS
 from data_prep.tool_conversations import SERVED, checked
 from data_prep.trace_feedback import Applied, Said, Vote, apply, is_vote, unread_feedback, votes_in
-from data_prep.trace_forms import SPANS, Reader, Waits, records_in
+from data_prep.trace_forms import SPANS, Later, Reader, Waits, records_in
 from data_prep.trace_sessions import Branch, Call, Joined, Session, join
 from data_prep.trace_spans import Spans
 
@@ -93,6 +93,8 @@ class Traces:
     joined: Joined = field(default_factory=Joined)
     _waiting: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
     """Records by the id of the answer that they continue."""
+    _kept: dict[str, list[tuple[float | None, Record]]] = field(default_factory=lambda: defaultdict(list))
+    """Records with their times, by the conversation of a server that they are of."""
 
     def take(self, paths: Sequence[Path]) -> None:
         """Read files. Raises DataError for one that cannot be opened, and with `strict` for the first bad record."""
@@ -110,6 +112,11 @@ class Traces:
                 self._add(self.skipped, str(error), f"{one.where}: {error}")
             else:
                 self._drop(error.reason, one.where, str(error))
+        for kept in self._kept.values():
+            if all(time is not None for time, _ in kept):
+                kept.sort(key=lambda one: one[0] or 0)
+            for _, one in kept:
+                self._take(one, in_order=True)
         for id, records in self._waiting.items():
             for one in records:
                 reason = "it continues an answer that is not in the log"
@@ -119,7 +126,7 @@ class Traces:
         self.records += 1
         self._drop(f"no record: {why.partition(' (')[0]}", where, why)
 
-    def _take(self, record: Record, form: str | None = None) -> None:
+    def _take(self, record: Record, form: str | None = None, *, in_order: bool = False) -> None:
         """Read a record, and then those that waited for its answer."""
         todo = [record]
         while todo:
@@ -134,7 +141,7 @@ class Traces:
                     self.votes += votes_in(one.fields, one.where)
                     self.votes_alone += 1
                     continue
-                calls = self.reader.calls(one, form)
+                calls = self.reader.calls(one, form, in_order=in_order)
                 self.calls += calls
                 self.used += 1
                 self.read.update(call.form for call in calls)
@@ -144,6 +151,8 @@ class Traces:
                 self._hear(one, calls)
             except Waits as wait:
                 self._waiting[wait.id].append(one)
+            except Later as later:
+                self._kept[later.conversation].append((later.time, one))
             except (BadConversation, ApiError, ValueError, RecursionError) as error:
                 self._bad(one, form, error)
 
@@ -168,7 +177,7 @@ class Traces:
         try:
             fields = quiet(self.scrubber).json(record.fields)
             clean = Record(record.where, cast(dict[str, JSON], fields))
-            list(votes_in(clean.fields, clean.where, () if is_vote(clean.fields) else Reader().calls(clean, form)))
+            list(votes_in(clean.fields, clean.where, () if is_vote(clean.fields) else Reader().calls(clean, form, in_order=True)))
         except Waits:
             pass
         except (BadConversation, ApiError, ValueError, RecursionError) as again:

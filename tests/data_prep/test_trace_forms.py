@@ -134,6 +134,9 @@ def test_a_server_that_keeps_conversations(tmp_path: Path) -> None:
     assert [text for _, _, text in rows(tmp_path, *chain[::-1])] == texts
     held = [answered(4, "a", conversation="conv_1"), answered(5, "b", conversation={"id": "conv_1"})]
     assert rows(tmp_path, *held) == [("conv_1", 0, "a answer 4 b answer 5")]
+    for number, one in enumerate(held):
+        one["response"]["created_at"] = 1_800_000_000 + number
+    assert rows(tmp_path, *held[::-1], held[1]) == [("conv_1", 0, "a answer 4 b answer 5")], "by time, and each once"
     items = [
         answered(6, "a"),
         answered(
@@ -146,6 +149,16 @@ def test_a_server_that_keeps_conversations(tmp_path: Path) -> None:
         ),
     ]
     assert rows(tmp_path, *items) == [(ONE, 0, "a answer 6 b answer 7")]
+
+
+def test_a_session_may_be_called_conversation(tmp_path: Path) -> None:
+    """It is a server's conversation only in Responses: the requests of others hold all messages."""
+    log = [{**FORMS["flat"], "id": f"c{number}", "conversation": "s"} for number in range(2)]
+    log.append({**FORMS["flat"], "messages": [*QUESTION, ANSWER, USER], "conversation": "s"})
+    log.append({**FORMS["messages, flat"], "conversation": {"id": "s"}})
+    assert rows(tmp_path, *log) == [("s", 0, "a 1 a 1")]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["records_used"] == 4 and not report["dropped"]
 
 
 PICTURE = (
