@@ -34,7 +34,13 @@ NAMES = {
     "like",
 }
 """Names of scores that are people's feedback."""
-CALLS = (*IDS[1:], "response", "message_id", "messageId", "completion_id", "observation_id", "observationId", "run_id")
+CALLS = (
+    *("response_id", "responseId", "response", *IDS[1:], "message_id", "messageId", "completion_id"),
+    *("observation_id", "observationId", "run_id"),
+)
+"""Members that name the answer that feedback is about; the answer's id first, as a vote's request has an id, too."""
+PROMPTS = ("system", "instructions", "functions")
+"""Members of a prompt that are not read where they stand around records."""
 BODIES = (*REQUESTS, *RESPONSES, "messages", "conversations", "choices", "resourceSpans")
 _LIKE_FEEDBACK = re.compile(
     r"[Ff]eedback|[Tt]humb|(?:(?<![a-z])r|R)ating|(?:(?<![a-z])s|S)(?:core|tars)|(?<![a-z])vote"
@@ -69,7 +75,8 @@ def number_of(value: JSON) -> float | None:
             raise BadConversation(
                 "feedback that is no number", f"expected a member {', '.join(INSIDE)}, found {', '.join(strange)}"
             )
-        return next((number_of(value[name]) for name in held if value[name] is not None), None)
+        numbers = (number_of(value[name]) for name in held)
+        return next((number for number in numbers if number is not None), None)
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = float(value)
     try:
@@ -78,16 +85,20 @@ def number_of(value: JSON) -> float | None:
         raise BadConversation("feedback that is no number", f"expected {bad.expected}, found {bad.found}") from None
 
 
-def votes_in(fields: Fields, where: str, calls: Sequence[Call] = ()) -> Iterator[Vote]:
-    """Yield the feedback in a record. Raises BadConversation. `calls`: those of the record, if it is about any."""
+def votes_in(fields: Fields, where: str, calls: Sequence[Call] = (), *, around: bool = False) -> Iterator[Vote]:
+    """Yield the feedback in a record. Raises BadConversation.
+
+    calls: those of the record, if it is about any. around: the record is what stands around records.
+    """
+    alone = not calls and not around
     for score in as_list(fields.get("scores")) if calls else ():
         if isinstance(score, Mapping):
             yield from votes_in({**score, "feedback": score.get("value")}, where, calls)
-    given = [fields[name] for name in (VALUES[:-1] if calls else VALUES) if fields.get(name) is not None]
-    if calls:
+    given = [fields[name] for name in (VALUES if alone else VALUES[:-1]) if fields.get(name) is not None]
+    if not alone:
         given += [more[name] for more in [*inside(fields)][1:] for name in SURE if more.get(name) is not None]
     held = next((one for one in given if isinstance(one, Mapping)), {})
-    comments = [fields.get(name) for name in (COMMENTS[:2] if calls else COMMENTS)]
+    comments = [fields.get(name) for name in (COMMENTS if alone else COMMENTS[:2])]
     comments += [held.get(name) for name in COMMENTS]
     comment = next((one for one in comments if isinstance(one, str) and one.strip()), None)
     if not given and comment is None:
@@ -97,13 +108,13 @@ def votes_in(fields: Fields, where: str, calls: Sequence[Call] = ()) -> Iterator
         raise BadConversation("feedback that contradicts itself in one record", f"found {sorted(map(str, values))}")
     if not values and comment is None:
         return
-    name = held.get("name", fields.get("name") if not calls else "")
+    name = held.get("name", fields.get("name") if alone else "")
     yield Vote(
         where,
         next(iter(values), None),
         comment,
         str(name or ""),
-        first_id([fields], CALLS),
+        None if around else first_id([fields], CALLS),
         first_id([fields], TRACES),
         first_id([fields], SESSIONS),
         list(calls),
@@ -118,6 +129,11 @@ def unread_feedback(fields: Fields) -> list[str]:
     found += [name for held in more for name in held if name not in (*SURE, *COMMENTS)]
     values = {name: held[name] for held in (own, *more) for name in held}
     return [name for name in found if _LIKE_FEEDBACK.search(name) and values[name] not in (None, "", [], {})]
+
+
+def unread_around(fields: Fields) -> list[str]:
+    """List the members around records that change their prompts or look like feedback, and are not read."""
+    return [*unread_feedback(fields), *(f"{name} around records" for name in PROMPTS if fields.get(name))]
 
 
 def is_vote(fields: Fields) -> bool:
@@ -147,41 +163,49 @@ class Applied:
     found: int = 0
     problems: LeftOuts = field(default_factory=LeftOuts)
 
+    def refuse(self, vote: Vote, reason: str, detail: str, count: int = 1) -> None:
+        """Count feedback that is not used."""
+        self.problems.add(reason, f"{vote.where}: {reason}: {detail}", count)
+
 
 def apply(votes: Sequence[Vote], joined: Joined, calls: Sequence[Call], names: Iterable[str] = ()) -> Applied:
     """Find the branches that votes are about.
 
     Feedback on an answer is about the branch that the answer stands in first. Feedback on a trace is about the branches
     of its calls, feedback on a session about all branches. Where votes on one branch differ, it gets no number.
+    Feedback on one of several answers, which does not say which, is not used.
     """
     applied, wanted = Applied(found=len(votes)), {*names} or NAMES
     by_id, by_trace, by_session = _index(calls, joined)
     heard = dict[Branch, list[Vote]]()
     for vote in votes:
         if vote.name.lower() not in wanted:
-            applied.problems.add("a score of another name", f"{vote.where}: {vote.name!r}; --score NAME takes it")
+            applied.refuse(vote, "a score of another name", f"{vote.name!r}; --score NAME takes it")
             continue
         if vote.calls:
             branches = {one.branch: None for one in vote.calls if one.branch is not None}
         elif vote.call is not None:
             branches = by_id.get(vote.call, {})
-            if len(branches) > 1:
-                applied.problems.add("feedback on an id of several answers", f"{vote.where}: {vote.call!r}")
-                continue
         elif vote.trace is not None:
             branches = by_trace.get(vote.trace, {})
         elif vote.session is not None:
             branches = by_session.get(vote.session, {})
         else:
-            applied.problems.add("feedback without an id", f"{vote.where}: expected a session, trace, call or response")
+            applied.refuse(vote, "feedback without an id", "expected a session, trace, call or response")
+            continue
+        if len(branches) > 1 and vote.calls:
+            applied.refuse(vote, "feedback on a call with several answers", f"{len(branches)} answers")
+            continue
+        if len(branches) > 1 and vote.call is not None:
+            applied.refuse(vote, "feedback on an id of several answers", repr(vote.call))
             continue
         if not branches:
             about = vote.call or vote.trace or vote.session
-            applied.problems.add("feedback on what is not in the log", f"{vote.where}: {about!r}")
+            applied.refuse(vote, "feedback on what is not in the log", repr(about))
         for branch in branches:
             heard.setdefault(branch, []).append(vote)
     for branch, said in heard.items():
-        applied.branches[branch] = _agreed(said, applied.problems)
+        applied.branches[branch] = _agreed(said, applied)
     return applied
 
 
@@ -199,10 +223,10 @@ def _index(calls: Sequence[Call], joined: Joined) -> tuple[dict[str, dict[Branch
     return by_id, by_trace, by_session
 
 
-def _agreed(votes: Sequence[Vote], problems: LeftOuts) -> Said:
+def _agreed(votes: Sequence[Vote], applied: Applied) -> Said:
     values = {vote.value: vote for vote in votes if vote.value is not None}
     comments = "\n".join(dict.fromkeys(vote.comment for vote in votes if vote.comment))
     if len(values) > 1:
         told = " and ".join(f"{value:g} at {vote.where}" for value, vote in values.items())
-        problems.add("feedback that contradicts other feedback on the same branch", told, len(votes))
+        applied.refuse(votes[0], "feedback that contradicts other feedback on the same branch", told, len(votes))
     return Said(next(iter(values)) if len(values) == 1 else None, comments or None)

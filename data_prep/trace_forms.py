@@ -77,6 +77,10 @@ LISTS = ("data", "observations", "calls", "records", "generations", "traces", "s
 """Members that hold records of their own."""
 
 
+class Around(Record):
+    """Record of records, without these: what is said of all of them."""
+
+
 class Waits(Exception):
     """The call goes on from an answer that has not been read yet."""
 
@@ -199,6 +203,8 @@ class Reader:
         known = fields_of(logged.api)
         strange = [name for name, value in logged.body.items() if name not in known and value not in (None, [], {})]
         strange = strange if logged.own else []
+        if logged.own and record.fields.get("tools") and not logged.body.get("tools"):
+            strange.append("tools beside the request")
         self.unread.update({f"{logged.api}: {name}" for name in (*strange, *reading.dropped)})
         return calls
 
@@ -585,7 +591,9 @@ def seconds(value: JSON) -> float | None:
 
 
 def records_in(record: Record) -> Iterator[Record]:
-    """Yield the records that a record is a list of, each with the ids that it has from around; or the record."""
+    """Yield what stands around the records that a record is a list of, and each of them with what it has from there; or
+    the record.
+    """
     fields = record.fields
     lists = [name for name in LISTS if _records(fields.get(name))]
     held = fields.get("conversations")  # ShareGPT's turns, or a list of conversations
@@ -599,6 +607,8 @@ def records_in(record: Record) -> Iterator[Record]:
     around = {name: fields[name] for name in (*SESSIONS, *TRACES) if fields.get(name)}
     if "observations" in lists and (id := id_of(fields.get("id"))):
         around.setdefault("traceId", id)
+    yield Around(record.where, {name: value for name, value in fields.items() if name not in lists} | around)
+    around |= {name: fields[name] for name in ("model", "tools") if fields.get(name)}
     for name in lists:
         for number, held in enumerate(as_list(fields[name]), start=1):
             yield from records_in(Record(f"{record.where}, {name} {number}", {**around, **as_object(held)}))

@@ -36,8 +36,8 @@ from data_prep.records import Record, read_whole_records
 from data_prep.scrub import Rules, Scrubber, read_rules
 from data_prep.tool_conversations import SCHEMA as CONVERSATIONS
 from data_prep.tool_conversations import SERVED, checked
-from data_prep.trace_feedback import Applied, Said, Vote, apply, is_vote, unread_feedback, votes_in
-from data_prep.trace_forms import SPANS, Later, Reader, Waits, records_in
+from data_prep.trace_feedback import Applied, Said, Vote, apply, is_vote, unread_around, unread_feedback, votes_in
+from data_prep.trace_forms import SPANS, Around, Later, Reader, Waits, records_in
 from data_prep.trace_sessions import Branch, Call, Joined, Session, join
 from data_prep.trace_spans import Spans
 
@@ -101,7 +101,9 @@ class Traces:
         for path in paths:
             for record in read_whole_records(path, self._broken):
                 for one in records_in(record):
-                    if not self.spans.add(one):
+                    if isinstance(one, Around):
+                        self._hear_around(one)
+                    elif not self.spans.add(one):
                         self.records += 1
                         self._take(one)
         for one, error in self.spans.records():
@@ -167,6 +169,18 @@ class Traces:
             self._refuse_if_strict(f"{record.where}: {detail}")
             self._add(self.unheard, error.reason, f"{record.where}: {detail}")
 
+    def _hear_around(self, record: Around) -> None:
+        """Take the feedback that stands around records as a record of its own, about their session or trace."""
+        self.reader.unread.update(unread_around(record.fields))
+        try:
+            votes = list(votes_in(record.fields, record.where, around=True))
+            self.votes += votes
+            self.votes_alone += len(votes)
+            self.records += len(votes)
+        except BadConversation as error:
+            self.records += 1
+            self._bad(record, None, error)
+
     def _bad(self, record: Record, form: str | None, error: Exception) -> None:
         """Count a record that cannot be used."""
         self._drop(reason_of(error), record.where, self._quiet_detail(record, form, error))
@@ -177,7 +191,10 @@ class Traces:
         try:
             fields = quiet(self.scrubber).json(record.fields)
             clean = Record(record.where, cast(dict[str, JSON], fields))
-            list(votes_in(clean.fields, clean.where, () if is_vote(clean.fields) else Reader().calls(clean, form, in_order=True)))
+            around = isinstance(record, Around)
+            is_call = not around and not is_vote(clean.fields)
+            calls = Reader().calls(clean, form, in_order=True) if is_call else ()
+            list(votes_in(clean.fields, clean.where, calls, around=around))
         except Waits:
             pass
         except (BadConversation, ApiError, ValueError, RecursionError) as again:

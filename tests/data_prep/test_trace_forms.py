@@ -451,7 +451,13 @@ def feedback(tmp_path: Path) -> list[tuple[str, float | None, str | None]]:
     ("given", "number"),
     [
         *((True, 1), (False, -1), (0.5, 0.5), ("up", 1), ("thumbs_down", -1), ("Good", 1), ("dislike", -1), ("3", 3)),
-        *(({"value": -1}, -1), ({"type": "thumbs_up"}, 1), ({"thumb": "up"}, 1), ({"score": None}, None)),
+        *(
+            ({"value": "", "thumbs": "down"}, -1),
+            ({"value": -1}, -1),
+            ({"type": "thumbs_up"}, 1),
+            ({"thumb": "up"}, 1),
+            ({"score": None}, None),
+        ),
         *(({}, None), (None, None), ("", None)),
     ],
 )
@@ -468,7 +474,7 @@ def test_feedback_of_its_own(tmp_path: Path) -> None:
         call(*FIRST, id="r1", session="s"),
         call("a", "2", id="r2", session="s"),
         call("a", "2", "b", "3", id="r3", session="s"),
-        {"rating": 1, "response": "r3"},
+        {"rating": 1, "response_id": "r3", "request_id": "of the vote"},
         call("x", "y", session="t"),
         {"session": "t", "thumbs": "up"},
         {"session": "t", "comment": "fast"},
@@ -536,6 +542,42 @@ def test_lists_of_records(tmp_path: Path) -> None:
         (ONE, 1, "a 2"),
     ]
     assert rows(tmp_path, {**generation, "scores": [score]}) == [(ONE, 0, "a 1")] and feedback(tmp_path)[0][1] == 1
+
+
+def test_what_is_said_around_records_is_about_all_of_them(tmp_path: Path) -> None:
+    """Thumbs and words, with the session or trace; the model; tools where records have no request."""
+    flat = {"messages": QUESTION, **CHAT}
+    log: list[dict[str, Any]] = [
+        {"session_id": "s", "feedback": "down", "comment": "rude", "calls": [flat], "model": "m", "tools": [TOOL]},
+        {"trace_id": "t", "metadata": {"rating": 5}, "calls": [call(*FIRST)], "system": "x", "tools": [TOOL]},
+        {"session": "u", "data": [{"feedback": 1, "calls": [call("x", "y")], "star_rating": 2}]},
+        {"feedback": 1, "calls": [call("p", "q")]},
+        {"feedback": "meh", "session": "v", "calls": [call("q", "r")]},
+    ]
+    rows(tmp_path, *log)
+    told = [("1", -1, "rude"), ("1", 5, None), ("y", 1, None), ("q", None, None), ("r", None, None)]
+    assert feedback(tmp_path) == told
+    first, second, *_ = written(tmp_path / "out")
+    assert (first["model"], json.loads(first["tools"]), second["tools"]) == ("m", [TOOL], None)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (report["records"], report["records_used"], report["records_of_feedback"]) == (10, 5, 4)
+    assert report["feedback"]["found"] == 4 and list(report["feedback"]["problems"]) == ["feedback without an id"]
+    assert "expected a finite number" in report["dropped"]["feedback that is no number"]["first"]
+    assert report["not_read"] == {"chat: tools beside the request": 1, "star_rating": 1, "system around records": 1}
+
+
+def test_feedback_on_a_call_with_several_answers_is_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody knows which of them it is about."""
+    several = call(*FIRST, feedback="up", comment="fine")
+    several["response"]["choices"].append({"message": {**ANSWER, "content": "2"}, "finish_reason": "stop"})
+    same = call("q", "1", feedback="up", id="x")
+    same["response"]["choices"] *= 2
+    rows(tmp_path, several, same)
+    assert feedback(tmp_path) == [("1", None, None), ("2", None, None), ("1", 1, None)]
+    line = f"feedback not used: 1, the first at {tmp_path}/log.jsonl:1: feedback on a call with several answers"
+    assert line in capsys.readouterr().out
 
 
 def test_texts_that_no_file_can_hold_and_deep_arguments(tmp_path: Path) -> None:
