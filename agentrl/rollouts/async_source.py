@@ -40,7 +40,14 @@ from agentrl.rollouts.journal import validity
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
 from agentrl.rollouts.rounds import run_round
-from agentrl.rollouts.staleness_scheduler import Batch, NotReady, PromptStatus, Settings, StalenessScheduler
+from agentrl.rollouts.staleness_scheduler import (
+    Batch,
+    GroupStatus,
+    NotReady,
+    PromptStatus,
+    Settings,
+    StalenessScheduler,
+)
 from agentrl.system.cancellation import leaked_cancellation_fails
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.metrics import Metrics, Numbers
@@ -229,6 +236,13 @@ class AsyncSource:
         if self.schedule.settings.draw_size is None:
             return () if batch is None else batch.ordinals
         return () if self.schedule.is_open else range(first + len(self._ordinals), self.schedule.next_ordinal)
+
+    def refuse(self, step: int, outlines: Sequence[Outline]) -> None:
+        """Take back the batch of `step`, whose trajectories, these, failed too often: the run ends.
+
+        The run that resumes samples the prompts that failed again, these and those of later batches.
+        """
+        self.loop.run(self._refuse(step, {self._ordinals[one.group] for one in outlines if one.score is None}))
 
     def validate(
         self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
@@ -498,6 +512,13 @@ class AsyncSource:
         await self._stop()
         self.schedule, statuses = self.schedule.cancel()
         self.record.ledger.settle(statuses)
+
+    async def _refuse(self, step: int, failed: set[int]) -> None:
+        await self._stop()
+        ahead = {
+            one.ordinal for one in self.schedule.groups if one.outcome in (GroupStatus.FAILED, GroupStatus.TIMEOUT)
+        }
+        self.record.refuse(step, sorted(failed | ahead))
 
     async def _stop(self) -> None:
         running, self._running = self._running, {}

@@ -10,7 +10,7 @@ later weights are forgotten.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from agentrl.errors import DataError
@@ -215,6 +215,16 @@ class Record:
         if self._is_written and not again:
             self._file.add(RecordedBatch(step, version, dict(statuses)))
         self.ledger.settle(statuses)
+
+    def refuse(self, step: int, ordinals: Iterable[int]) -> None:
+        """Take back the batch of `step`, for whose failures the run ends: these prompts restart, as the fault may pass.
+
+        Raises TrainingError on a full disk.
+        """
+        if self._is_written:
+            self._file.keep_to(step - 1)
+            for one in ordinals:
+                self.forget(one)
 
     def drop(self, newest: int | None = None) -> None:
         """Drop records that no checkpoint needs, now that one is being saved; `newest`: as in `Journal.keep`."""

@@ -70,6 +70,7 @@ from agentrl.algorithms.policy_loss import select_tokens
 from agentrl.algorithms.running_returns import RunningReturns
 from agentrl.config import Config
 from agentrl.data.contract import Dataset
+from agentrl.errors import TrainingError
 from agentrl.observe.report import Report
 from agentrl.rollouts.async_source import AsyncSource
 from agentrl.rollouts.contract import check_failures
@@ -148,7 +149,11 @@ class Trainer(Training[Config]):
         observers, began = self.observers, time.perf_counter()
         step = self.collect()
         observers.tell("on_rollout", step)
-        check_failures(self.config, step.number, step.sampled)
+        try:
+            check_failures(self.config, step.number, step.sampled)
+        except TrainingError:
+            self.source.refuse(step.number, step.outlines)
+            raise
 
         batch = self.with_scores(trained_on(step.rollout, step.outlines), step)
         step.tokens = batch.num_tokens

@@ -330,6 +330,33 @@ def test_val_only_of_a_trained_run_validates_it_and_keeps_its_metrics(
     assert len(list((tmp_path / "run" / "val_only" / "trajectories").glob("val_000002_*"))) == 2
 
 
+@pytest.mark.parametrize("bound", [0, 1])
+def test_a_fault_that_has_passed_ends_no_later_start(
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str], bound: int
+) -> None:
+    """A batch whose trajectories failed is in the ledger and the journal before the run ends for it."""
+    (tmp_path / "judge.py").write_text(
+        "from pathlib import Path\n"
+        "from agentrl.errors import InfrastructureError\n"
+        "scored = []\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    scored.append(solution_str)\n"
+        f"    if len(scored) > 20 and not Path({str(tmp_path / 'mended')!r}).exists():\n"
+        "        raise InfrastructureError('the server is down')\n"
+        "    return float(len(solution_str) % 5)\n"
+    )
+    overrides = small_run(
+        *(f"async_training.max_staleness={bound}", f"custom_reward_function.path={tmp_path}/judge.py"),
+        *("trainer.save_freq=1", "data.val_files=null", "trainer.total_training_steps=4"),
+    )
+    assert main(overrides) == 2
+    assert "the server is down" in capsys.readouterr().err
+    (tmp_path / "mended").touch()
+    assert main(overrides) == 0
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4]
+    assert all(not line["left_out/failed"] for line in lines(tmp_path / "run")[2:])
+
+
 def test_a_run_killed_before_its_export_exports_when_started_again(
     small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
