@@ -119,6 +119,14 @@ def test_what_has_passed_on_the_same_files_is_not_run_again(
     monkeypatch.setattr(whole, "state_of_files", lambda: ("another tree", "def"))
     assert whole.main(["good"]) == 0 and ran.read_text() == "xxxx"
     assert json.loads((tmp_path / "results" / "good.json").read_text())["commit"] == "def"
+    monkeypatch.setattr(whole, "PAGE", page := tmp_path / "page.md")
+    begin, end = whole.MARKS
+    older = "| bad (exit status 1) | 2 | 1 |  | 0.5 | 0.5 | abc |"
+    page.write_text(f"before\n{begin}\n\n{whole.HEAD}\n{older}\n| gone | 9 |  |  | 1.0 | 1.0 | abc |\n\n{end}\nafter\n")
+    (tmp_path / "results" / "bad.json").unlink()
+    whole.main(["good", "--document"])
+    assert older in page.read_text() and "| good |" in page.read_text() and "gone" not in page.read_text()
+    assert "| all | 2 | 1 | 0 | 0.5 |" in page.read_text()
 
 
 def test_the_state_of_files_follows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

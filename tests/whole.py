@@ -1,7 +1,8 @@
 """Every test and soak, part by part: `make test-all`, or `python -m tests.whole [PART ...]`.
 
 A part that has passed on the present state of the files is not run again, so that a run that was ended goes on where
-it was. Prints one table at the end; `--document` writes it, with its commit, into docs/performance.md.
+it was. Prints one table at the end. `--document` writes it into docs/performance.md, where the rows of parts that
+were not run in this checkout stay as they are; each row has its commit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -167,22 +168,29 @@ def known(part: Part) -> Result | None:
     return Result(**json.loads(kept(part).read_text())) if kept(part).exists() else None
 
 
-def table(results: dict[str, Result]) -> str:
-    """A Markdown table of results, with their sum."""
-    lines = ["| part | passed | failed | skipped | minutes | CPU-minutes | commit |", "|---|---|---|---|---|---|---|"]
-    for name, one in results.items():
-        ended_well = "" if one.status == 0 else f" (exit status {one.status})"
-        lines.append(
-            f"| {name}{ended_well} | {one.passed or ''} | {one.failed or ''} | {one.skipped or ''} "
-            f"| {one.seconds / 60:.1f} | {one.cpu_seconds / 60:.1f} | {one.commit} |"
-        )
-    everything = results.values()
-    lines.append(
-        f"| all | {sum(one.passed for one in everything)} | {sum(one.failed for one in everything)} "
-        f"| {sum(one.skipped for one in everything)} | {sum(one.seconds for one in everything) / 60:.1f} "
-        f"| {sum(one.cpu_seconds for one in everything) / 60:.1f} | |"
-    )
+HEAD = "| part | passed | failed | skipped | minutes | CPU-minutes | commit |\n|---|---|---|---|---|---|---|"
+
+
+def table(rows: Mapping[str, Sequence[str]]) -> str:
+    """A Markdown table of rows by part, with their sum."""
+    lines = [HEAD, *(f"| {' | '.join(row)} |" for row in rows.values())]
+    sums = [sum(float(row[column] or 0) for row in rows.values()) for column in range(1, 6)]
+    lines.append(f"| all | {sums[0]:.0f} | {sums[1]:.0f} | {sums[2]:.0f} | {sums[3]:.1f} | {sums[4]:.1f} | |")
     return "\n".join(lines)
+
+
+def row_of(name: str, one: Result) -> list[str]:
+    """The cells of a part's row."""
+    ended_well = "" if one.status == 0 else f" (exit status {one.status})"
+    counted = [str(number or "") for number in (one.passed, one.failed, one.skipped)]
+    return [f"{name}{ended_well}", *counted, f"{one.seconds / 60:.1f}", f"{one.cpu_seconds / 60:.1f}", one.commit]
+
+
+def documented(names: Collection[str]) -> dict[str, list[str]]:
+    """Read the rows of these parts from docs/performance.md, as earlier sessions wrote them."""
+    found = PAGE.read_text().partition(MARKS[0])[2].partition(MARKS[1])[0]
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in found.splitlines() if line.startswith("|")]
+    return {name: row for row in rows if (name := row[0].partition(" (exit")[0]) in names}
 
 
 def document(text: str) -> None:
@@ -218,9 +226,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             one = run(everything[name], tree, commit)
             print(f"=== {name}: exit status {one.status} after {timedelta(seconds=int(one.seconds))}", flush=True)
     results = {name: last for name, part in everything.items() if (last := known(part)) is not None}
-    print(table(results))
+    print(table({name: row_of(name, one) for name, one in results.items()}))
     if asked.document:
-        document(table(results))
+        rows = documented(everything) | {name: row_of(name, one) for name, one in results.items()}
+        document(table({name: rows[name] for name in everything if name in rows}))
     missing = [name for name in everything if name not in results or results[name].tree != tree]
     if missing:
         print(f"not run on the present files: {', '.join(missing)}")
