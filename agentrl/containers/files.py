@@ -9,15 +9,15 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path, PurePosixPath
 
+from agentrl.containers.contract import Unfit
+
 MOST_FILES = 100_000
-"""Files that may be taken out of a container."""
-
-
-class TooManyFiles(ValueError):
-    """A program left more than is judged."""
+"""Files and folders that may be taken out of a container."""
+LONGEST_NAME = 4096
+"""Characters of a name: the kernel opens no longer path."""
 
 
 def pack(archive: Path, folders: Mapping[str, Path], ids: tuple[int, int]) -> None:
@@ -45,12 +45,14 @@ def merge(
 
     `files`, and the folders on the way to them, are root's: nobody else can change, move or remove them, and anybody
     can make further files in these folders. `most`: bytes of all files. `without`: names at the top that are left out.
-    Raises TooManyFiles.
+    Raises Unfit.
     """
     laid = {PurePosixPath(path): text for path, text in files.items()}
     folders = {parent for path in laid for parent in path.parents}
+    # What is there already: True for a folder.
+    there = {"/".join(path.parts): path in folders for path in (*folders, *laid)}
     top = PurePosixPath(place.lstrip("/"))
-    with tarfile.open(archive, "w") as out, closing(tarfile.open(taken)) as source:
+    with tarfile.open(archive, "w") as out, _opened(taken) as source:
         for folder in sorted(folders):
             member = tarfile.TarInfo(str(top / folder))
             member.type, member.mode = tarfile.DIRTYPE, 0o1777
@@ -60,11 +62,10 @@ def merge(
             member = tarfile.TarInfo(str(top / path))
             member.size, member.mode = len(encoded), 0o555 if encoded.startswith(b"#!") else 0o444
             out.addfile(member, io.BytesIO(encoded))
-        for path, member, content in _members(source, most):
-            is_laid = path in laid or any(parent in laid for parent in path.parents)
-            if is_laid or path in folders or path.parts[:1] in [(name,) for name in without]:
+        for name, member, content in _members(source, most, there):
+            if name.partition("/")[0] in without:
                 continue
-            copied = _owned(tarfile.TarInfo(str(top / path)), ids)
+            copied = _owned(tarfile.TarInfo(f"{top}/{name}".rstrip("/")), ids)
             copied.mode, copied.mtime = member.mode & 0o777, member.mtime
             if member.isdir():
                 copied.type = tarfile.DIRTYPE
@@ -77,12 +78,29 @@ def merge(
                 out.addfile(copied, source.extractfile(content))
 
 
-def _members(source: tarfile.TarFile, most: int) -> Iterator[tuple[PurePosixPath, tarfile.TarInfo, tarfile.TarInfo]]:
+@contextmanager
+def _opened(taken: Path) -> Iterator[tarfile.TarFile]:
+    """Open an archive that a hostile program may have made. Raises Unfit.
+
+    It is not decompressed: a short one could hold an enormous header.
+    """
+    try:
+        with closing(tarfile.open(taken, "r:")) as source:
+            yield source
+    except (tarfile.TarError, RecursionError) as error:
+        raise Unfit(f"no tar archive: {error}") from error
+
+
+def _members(
+    source: tarfile.TarFile, most: int, there: dict[str, bool]
+) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarInfo]]:
     """Give the files, folders and links of an archive: (path below its folder, member, member with its content).
 
-    A second name of a file becomes a file of its own. Pipes, sockets and devices are left out.
+    A second name of a file becomes a file of its own. Pipes, sockets and devices are left out, and so is what lies
+    below a link or a file: a program that made the archive may lead elsewhere. `there`: paths that are taken, True for
+    a folder; those of the archive are added. The time is linear in the names' characters, however deep they are.
     """
-    size, files, seen = 0, dict[str, tarfile.TarInfo](), dict[PurePosixPath, bool]()
+    size, implied, files = 0, 0, dict[str, tarfile.TarInfo]()
     for number, member in enumerate(source):
         content: tarfile.TarInfo | None = member
         if member.isreg():
@@ -92,16 +110,26 @@ def _members(source: tarfile.TarFile, most: int) -> Iterator[tuple[PurePosixPath
         elif not member.isdir() and not member.issym():
             content = None
         size += 0 if content is None else content.size
-        if number >= MOST_FILES or size > most:
-            raise TooManyFiles(f"more than {MOST_FILES:,} files, or {most:,} bytes in them")
-        path = PurePosixPath(member.name)
-        if content is None or path.is_absolute() or ".." in path.parts or path in seen:
+        if number + implied >= MOST_FILES or size > most:
+            raise Unfit(f"more than {MOST_FILES:,} files, or {most:,} bytes in them")
+        if member.size < 0:
+            raise Unfit(f"no tar archive: a file of {member.size} bytes")
+        if len(member.name) > LONGEST_NAME:
+            raise Unfit(f"a name of more than {LONGEST_NAME:,} characters: {member.name[:80]}...")
+        parts = member.name.split("/")
+        name = "/".join(part for part in parts if part not in ("", "."))
+        if content is None or member.name.startswith("/") or ".." in parts or name in there:
             continue
-        if all(
-            seen.get(parent, True) for parent in path.parents
-        ):  # A program that made the archive may lead elsewhere.
-            seen[path] = member.isdir()
-            yield path, member, content
+        unknown, parent = list[str](), name.rpartition("/")[0]
+        while parent and parent not in there:
+            unknown.append(parent)
+            parent = parent.rpartition("/")[0]
+        is_in_folder = there.get(parent, True)
+        implied += len(unknown)
+        there.update(dict.fromkeys(unknown, is_in_folder))
+        if is_in_folder:
+            there[name] = member.isdir()
+            yield name, member, content
 
 
 def _owned(member: tarfile.TarInfo, ids: tuple[int, int]) -> tarfile.TarInfo:

@@ -31,7 +31,7 @@ from agentrl.containers.contract import (
     Unfit,
 )
 from agentrl.containers.egress import way_out
-from agentrl.containers.files import TooManyFiles, merge, pack
+from agentrl.containers.files import merge, pack
 from agentrl.containers.pool import Pool
 from agentrl.errors import ConfigError, DataError
 from agentrl.openai_api.agent_harness import HarnessAgent, check_version
@@ -306,7 +306,7 @@ class _Inside(Room):
         write = partial(merge, taken=taken, place=work, files=files, ids=options.ids, most=most, without=hidden)
         try:
             await self._prepared(script, write)
-        except (TooManyFiles, Unfit) as error:
+        except Unfit as error:
             raise CannotBeJudged(str(error)) from error
 
     async def _prepared(self, script: str, write: partial[None]) -> None:

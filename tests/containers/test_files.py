@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.containers import files
-from agentrl.containers.files import TooManyFiles, merge
+from agentrl.containers.contract import Unfit
+from agentrl.containers.files import merge
 
 Given = list[tuple[str, bytes, str]]
 """(name, type, content or target) of each member."""
@@ -77,8 +79,44 @@ def test_no_name_leads_to_a_file_of_the_check_or_out(tmp_path: Path, given: Give
 def test_bounds_hold_for_second_names_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: Given = [("large", FILE, "x" * 1000), *((f"n{number}", SECOND, "large") for number in range(9))]
     assert len(merged(tmp_path, given, {}, most=10_000)) == 10
-    with pytest.raises(TooManyFiles):
+    with pytest.raises(Unfit):
         merged(tmp_path, given, {}, most=9_999)
     monkeypatch.setattr(files, "MOST_FILES", 9)
-    with pytest.raises(TooManyFiles):
+    with pytest.raises(Unfit):
         merged(tmp_path, given, {})
+
+
+def test_folders_that_names_imply_count_and_deep_names_take_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each name has 2,000 levels: a step for each pair of levels would take minutes."""
+    deep = "a/" * 2000
+    given: Given = [("way", LINK, "/"), *((f"{top}/{deep}{number}", FILE, "x") for top in "aw" for number in range(50))]
+    found = merged(tmp_path, [*given, (f"way/{deep}x", FILE, "x"), ("a/" * 9, FOLDER, "")], {})
+    assert len(found) == 101 and "way" in found
+    monkeypatch.setattr(files, "MOST_FILES", 4000)
+    with pytest.raises(Unfit):
+        merged(tmp_path, given, {})
+    with pytest.raises(Unfit, match="name of more than"):
+        merged(tmp_path, [("a" * 4097, FILE, "x")], {})
+
+
+def chained() -> bytes:
+    member = tarfile.TarInfo("a")
+    member.type, member.size = tarfile.GNUTYPE_LONGNAME, 2
+    return (member.tobuf(tarfile.GNU_FORMAT) + b"a".ljust(512, b"\0")) * 2000
+
+
+def below_zero() -> bytes:
+    member = tarfile.TarInfo("a")
+    member.size = -1024
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "made", [b"", b"x" * 5000, gzip.compress(bytes(10240)), chained(), below_zero(), tarfile.TarInfo("a").tobuf()[:300]]
+)
+def test_what_is_no_archive_is_unfit(tmp_path: Path, made: bytes) -> None:
+    (tmp_path / "taken.tar").write_bytes(made)
+    with pytest.raises(Unfit, match="no tar archive"):
+        merge(tmp_path / "out.tar", tmp_path / "taken.tar", "/tmp/work", {}, (7, 8), most=1 << 20)
