@@ -40,6 +40,17 @@ LOOK_SECONDS = 2.0
 """Seconds after which a container that hands over no sockets is looked at."""
 MOST_TASKS, MOST_FILES = 32768, 8192
 """Limits of a user's processes, who is the same in all containers, and of a process's open files."""
+FILLS = ("CHOWN", "DAC_OVERRIDE", "FOWNER")
+"""Capabilities of root while it fills a container; its programs are the image's own."""
+CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP"),
+    *("LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER"),
+    *("SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE"),
+    *("SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP"),
+    *("MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF"),
+    "CHECKPOINT_RESTORE",
+)
+"""The kernel's capabilities, by number."""
 WAY = "/run/agentrl"
 """Folder in the container with the Unix socket."""
 PASSED = (
@@ -357,7 +368,8 @@ class OCIContainer(Container):
         return "inspect", "--format", "{{.State.Running}}", self.name
 
     async def prepare(self, script: str, archive: Path | None = None) -> None:
-        words = ["--user", "0:0", "--privileged", "--interactive", self.name]
+        rights = ["--privileged"] if self._spec.options.ids[0] == 0 else []  # Else it has FILLS.
+        words = ["--user", "0:0", *rights, "--interactive", self.name]
         words += ["sh", "-ec", f"chmod 1777 {shlex.quote(self._spec.folder)}; {script}"]
         await self._line.call("filling a container", "exec", *words, stdin=archive)
 
@@ -408,7 +420,8 @@ def _limits(options: ContainerOptions, folder: str) -> list[str]:
         _hard(kind, most) for kind, most in ((resource.RLIMIT_NPROC, MOST_TASKS), (resource.RLIMIT_NOFILE, MOST_FILES))
     )
     words = [
-        *("--cap-drop", "all", "--security-opt", "no-new-privileges", "--user", options.user, "--read-only"),
+        *_rights(options),
+        *("--security-opt", "no-new-privileges", "--user", options.user, "--read-only"),
         *("--network", "host" if options.network == "host" else "none"),
         *("--memory", memory, "--memory-swap", memory, "--cpus", f"{options.cpus:g}"),
         *("--pids-limit", str(options.processes)),
@@ -419,6 +432,18 @@ def _limits(options: ContainerOptions, folder: str) -> list[str]:
     if options.workdir is not None:
         words += ["--tmpfs", f"{options.workdir}:{room},tmpcopyup"]
     return words + (["--uidmap", options.uidmap] if options.uidmap is not None else [])
+
+
+def _rights(options: ContainerOptions) -> list[str]:
+    """Write the words of `run` by which its user has no capability, and root FILLS.
+
+    They are not added to none: podman would give the user what is added by name. A user who is root, of a map of users,
+    would have what root has; so there the container has none.
+    """
+    if options.ids[0] == 0:
+        return ["--cap-drop", "all"]
+    known = int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1
+    return [word for name in CAPABILITIES[:known] if name not in FILLS for word in ("--cap-drop", name)]
 
 
 async def _read(stream: asyncio.StreamReader) -> bytes:

@@ -97,7 +97,7 @@ class Container(ABC):
 
     @abstractmethod
     async def prepare(self, script: str, archive: Path | None = None) -> None:
-        """Run a shell script as its root, who may do everything within, with `archive` as input, to its end.
+        """Run a shell script as its root, who may change all files within, with `archive` as input, to its end.
 
         Called before the program of the policy begins, and never after it. Raises ContainerFailed; Unfit where the
         script itself ended with another status than 0.

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.config.registries import CONTAINERS
 from agentrl.containers.command_line import CommandLine
-from agentrl.containers.contract import Containers, Spec
+from agentrl.containers.contract import Container, Containers, Spec
 from tests.containers.conftest import LINE, Boxed
 from tests.containers.contract import ContainersContract
 from tests.e2e.test_docs import blocks
@@ -62,6 +62,13 @@ class TestCommandLine(ContainersContract):
         assert options.image is not None
         yield line, Spec(options.image, options, "/tmp", (8011,))
         await line.close()
+
+    async def test_the_programs_of_the_image_fill_it_with_three_capabilities(self, container: Container) -> None:
+        """What stands in the way of a hostile `sh` is not the machine's root."""
+        line = "grep -E '^Cap(Eff|Prm|Bnd)|^NoNew|^Seccomp:' /proc/self/status >/tmp/rights"
+        await container.prepare(f"{line}; ! mount -t proc none /tmp; [ ! -w /proc/sys/kernel/core_pattern ]")
+        _, said = await self.ran(container, "cat /tmp/rights")
+        assert set(said.split()[1::2]) == {f"{0b1011:016x}", "1", "2"}
 
 
 @pytest.mark.slice(1, "documents")
