@@ -118,6 +118,8 @@ class Reader:
     """Reads records one after another."""
 
     tree: Tree = field(default_factory=Tree)
+    shown: Tree = field(default_factory=lambda: Tree(exact=True))
+    """Prompts as they were written: equal messages of two sessions may differ in their reasoning."""
     tools: Sequence[ToolSchema] = ()
     """Tools of calls whose form may not say which they had: spans without definitions of tools."""
     unread: Counter[str] = field(default_factory=Counter)
@@ -176,7 +178,7 @@ class Reader:
         if not functions and form == SPANS:
             functions = list(self.tools)
         text, defaults = self._declared(functions)
-        place = self.tree.extended(ROOT, prompt, defaults)
+        place, shown = self.tree.extended(ROOT, prompt, defaults), self.shown.extended(ROOT, prompt)
         begun = request.begun if isinstance(request, Translated) else ""
         calls = []
         for answer in logged.answers:
@@ -189,7 +191,7 @@ class Reader:
             end = self.tree.extended(place, turns, defaults)
             calls.append(
                 Call(
-                    record.where, form, place, end, turns, text,
+                    record.where, form, place, end, turns, text, shown,
                     ids=ids_of(record.fields, logged.response),
                     session=first_id((record.fields, logged.body), SESSIONS),
                     trace=first_id((record.fields, logged.body), TRACES),
@@ -221,13 +223,14 @@ class Reader:
         weights = [cast(dict[str, JSON], message).pop("weight", None) for message in messages]
         asked = next((number for number, message in enumerate(messages) if message["role"] == "user"), len(messages))
         text, defaults = self._declared(found.tools)
-        places = [ROOT]
+        places, shown = [ROOT], [ROOT]
         for message in messages:
             places.append(self.tree.extended(places[-1], [message], defaults))
+            shown.append(self.shown.extended(shown[-1], [message]))
         whole = Whole(record.where, places[-1])
         calls = [
             Call(
-                record.where, WHOLE, places[number], places[number + 1], [message], text,
+                record.where, WHOLE, places[number], places[number + 1], [message], text, shown[number],
                 session=first_id([fields], SESSIONS) or id_of(fields.get("id")),
                 trace=first_id([fields], TRACES),
                 model=model_of(fields),
@@ -247,7 +250,7 @@ class Reader:
         """Return JSON text of tools, and the defaults that they declare."""
         text = json.dumps(functions, ensure_ascii=False) if functions else ""
         if text not in self._tools:
-            self._tools[text] = (text, defaults_of(functions))
+            self._tools[text] = (text, defaults_of(functions, doubles=False))
         return self._tools[text]
 
     def _keep(self, logged: Logged, call: Call, sent: list[str]) -> None:
@@ -262,7 +265,7 @@ class Reader:
         if id not in self._kept:
             raise Waits(id)
         call, instructed, sent = self._kept[id]
-        messages = [self.tree.messages[place] for place in self.tree.up(call.end)][::-1]
+        messages = [*self.shown.path(call.shown), *call.turns]
         made = [ChatMessage.model_validate(message) for message in messages[instructed:]]
         calls = [one.model_copy(update={"id": id}) for one, id in zip(made[-1].tool_calls or (), sent, strict=True)]
         made[-1] = made[-1].model_copy(update={"tool_calls": calls or None})

@@ -6,8 +6,11 @@ call is found to continue another by looking up the places of its own path: the 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import cast
 
 from agentrl.openai_api.history import Defaults, Digest, digest_after
@@ -20,16 +23,17 @@ ROOT = 0
 class Tree:
     """Messages behind their beginnings. Two messages are the same as `history.digest_after` says."""
 
+    exact: bool = False
+    """True: two messages are the same only when they are written alike."""
     messages: list[Message] = field(default_factory=lambda: [cast(Message, {})])
     _before: list[int] = field(default_factory=lambda: [ROOT])
     _digests: list[Digest] = field(default_factory=lambda: [b""])
     _places: dict[Digest, int] = field(default_factory=dict)
 
-    def extended(self, place: int, messages: Sequence[Message], defaults: Defaults) -> int:
+    def extended(self, place: int, messages: Sequence[Message], defaults: Defaults = MappingProxyType({})) -> int:
         """Return the place of a conversation: `place`, then `messages`."""
         for message in messages:
-            answered = message.get("tool_call_id", "")  # a number in its turn, see trace_forms.numbered
-            digest = digest_after(self._digests[place] + answered.encode(), message, defaults)
+            digest = self._digest_after(self._digests[place], message, defaults)
             known = self._places.get(digest)
             if known is None:
                 known = self._places[digest] = len(self.messages)
@@ -39,11 +43,21 @@ class Tree:
             place = known
         return place
 
+    def _digest_after(self, before: Digest, message: Message, defaults: Defaults) -> Digest:
+        if self.exact:
+            return hashlib.blake2b(before + json.dumps(message, sort_keys=True).encode(), digest_size=16).digest()
+        answered = message.get("tool_call_id", "")  # a number in its turn, see trace_forms.numbered
+        return digest_after(before + answered.encode(), message, defaults, doubles=False)
+
     def up(self, place: int) -> Iterator[int]:
         """Yield the places of a conversation, the last first."""
         while place != ROOT:
             yield place
             place = self._before[place]
+
+    def path(self, place: int) -> list[Message]:
+        """List the messages of a conversation."""
+        return [self.messages[place] for place in self.up(place)][::-1]
 
     def digest(self, place: int) -> Digest:
         """Digest of a conversation."""
@@ -73,6 +87,8 @@ class Call:
     """The answer; more than one turn where a provider's tool ran between them."""
     tools: str
     """JSON text."""
+    shown: int = ROOT
+    """Place of the prompt in the tree of messages as they were written."""
     ids: tuple[str, ...] = ()
     """Names that the log has for the call, its answer's id among them."""
     session: str | None = None

@@ -288,19 +288,20 @@ class Traces:
 
         Turns of the assistant that an earlier row has, or that no call of the log answered, get the weight 0.
         """
-        tree = self.reader.tree
+        tree, last = self.reader.tree, calls[-1]
         answered = dict[int, tuple[Message, bool]]()
         for call in calls:
             for place, turn in zip(tree.up(call.end), reversed(call.turns), strict=False):
                 answered[place] = (turn, id(call) not in learnt)
         messages = list[Message]()
-        for place in list(tree.up(calls[-1].end))[::-1]:
-            message, is_new = answered.get(place, (tree.messages[place], False))
+        given = [*self.reader.shown.path(last.shown), *last.turns]
+        for place, written in zip(list(tree.up(last.end))[::-1], given, strict=True):
+            message, is_new = answered.get(place, (written, False))
             made = cast(Message, dict(message))
             if made["role"] == "assistant" and not is_new:
                 made["weight"] = 0
             messages.append(made)
-        tools = cast(list[ToolSchema], json.loads(calls[-1].tools)) if calls[-1].tools else []
+        tools = cast(list[ToolSchema], json.loads(last.tools)) if last.tools else []
         return Conversation(cast(list[dict[str, Any]], messages), tools, ends_with_calls=True)
 
     def _clean(self, message: Message) -> Message:

@@ -113,13 +113,13 @@ def digests_of(messages: Sequence[Message], tools: Sequence[ToolSchema] | None) 
     return digests
 
 
-def defaults_of(tools: Sequence[ToolSchema]) -> Defaults:
-    """List the defaults of parameters that schemas declare, by function."""
+def defaults_of(tools: Sequence[ToolSchema], *, doubles: bool = True) -> Defaults:
+    """List the defaults of parameters that schemas declare, by function; `doubles` as in `digest_after`."""
     defaults = dict[str, Mapping[str, str]]()
     for tool in tools:
         properties = as_object(tool["function"].get("parameters", {}).get("properties"))
         declared = {
-            name: _text(_plain_numbers(one["default"]))
+            name: _text(_plain_numbers(one["default"], doubles))
             for name, one in properties.items()
             if isinstance(one, dict) and "default" in one
         }
@@ -128,16 +128,21 @@ def defaults_of(tools: Sequence[ToolSchema]) -> Defaults:
     return defaults
 
 
-def digest_after(before: Digest, message: Message, defaults: Defaults = MappingProxyType({})) -> Digest:
+def digest_after(
+    before: Digest, message: Message, defaults: Defaults = MappingProxyType({}), *, doubles: bool = True
+) -> Digest:
     """Digest a message that follows `before`. Two messages are the same when role, text and calls are.
 
     Arguments are compared as JSON values where they are JSON. An argument that equals its declared default may be left
     out: programs write defaults into the calls that they send back. The ids of assistant turns' calls are names that
     clients may replace, and most clients do not send reasoning back: both are left out.
+
+    doubles: integers above 2^53 are the same where they are the same double, as clients send them back. Otherwise each
+    is a number of its own.
     """
     calls = list[JSON]()
     for call in message.get("tool_calls", ()):
-        name, arguments = call["function"]["name"], _canonical(call["function"]["arguments"])
+        name, arguments = call["function"]["name"], _canonical(call["function"]["arguments"], doubles)
         if isinstance(arguments, dict) and (declared := defaults.get(name)):
             arguments = {
                 key: value for key, value in arguments.items() if key not in declared or declared[key] != _text(value)
@@ -155,23 +160,23 @@ def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=True, sort_keys=True, default=str)  # str: of images
 
 
-def _canonical(arguments: JSON) -> JSON:
+def _canonical(arguments: JSON, doubles: bool) -> JSON:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return _plain_numbers(json.loads(arguments))
+        return _plain_numbers(json.loads(arguments), doubles)
     except (ValueError, RecursionError, OverflowError):
         return arguments
 
 
-def _plain_numbers(value: JSON) -> JSON:
+def _plain_numbers(value: JSON, doubles: bool) -> JSON:
     """Write numbers as a client whose numbers are doubles sends them back: 1.0 as 1, and large integers rounded."""
     if isinstance(value, dict):
-        return {name: _plain_numbers(member) for name, member in value.items()}
+        return {name: _plain_numbers(member, doubles) for name, member in value.items()}
     if isinstance(value, list):
-        return [_plain_numbers(member) for member in value]
+        return [_plain_numbers(member, doubles) for member in value]
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 1 << 53:
-        return float(value)
+        return float(value) if doubles else value
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= 1 << 53 else value
 
 

@@ -249,3 +249,59 @@ def test_feedback_on_a_whole_conversation_is_about_its_last_answer(tmp_path: Pat
     log = [whole(*SECOND, session="s", feedback=1), whole("a", "1", "B", "3", session="s", feedback=-1)]
     assert rows(tmp_path, *log) == [("s", 0, "a 1 b 2"), ("s", 1, "a 1* B 3")]
     assert [row["feedback"] for row in written(tmp_path / "out")] == [1, -1]
+
+
+def with_call(number: int, answer: str | None, **more: Any) -> dict[str, Any]:
+    """A record whose prompt has a call with a large number, or whose answer is that call."""
+    properties = {"id": {"type": "integer"}, "unit": {"type": "string", "default": "C"}}
+    tool = {"type": "function", "function": {"name": "w", "parameters": {"type": "object", "properties": properties}}}
+    function = {"name": "w", "arguments": json.dumps({"id": number})}
+    turn = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    made = call("q", answer or "", **more)
+    made["request"]["tools"] = [tool]
+    if answer is None:
+        made["response"]["choices"][0]["message"] = turn
+    else:
+        made["request"]["messages"] += [turn, {"role": "tool", "tool_call_id": "c", "content": "ok"}]
+    return made
+
+
+LARGE = 1234567890123456788
+
+
+def test_no_text_of_another_session_is_shown(tmp_path: Path) -> None:
+    """Reasoning and spellings that make no difference to the joining stay where they were written."""
+
+    def after(thought: str | None, session: str) -> dict[str, Any]:
+        made = call("q", "a", "r", f"of {session}", session=session)
+        made["request"]["messages"][2] |= {} if thought is None else {"reasoning_content": thought}
+        return made
+
+    for log in ([after("private", "s"), after(None, "t")], [after(None, "t"), after("private", "s")]):
+        rows(tmp_path, *log)
+        shown = {row["session"]: row["messages"][2]["reasoning_content"] for row in written(tmp_path / "out")}
+        assert shown == {"s": "private", "t": None}
+    rows(tmp_path, *(with_call(LARGE + number, "x", session=f"s{number}") for number in range(2)))
+    calls = [row["messages"][2]["tool_calls"][0]["function"]["arguments"] for row in written(tmp_path / "out")]
+    assert [json.loads(one)["id"] for one in calls] == [LARGE, LARGE + 1]
+
+
+def test_answers_with_other_large_numbers_are_other_answers(tmp_path: Path) -> None:
+    log = [with_call(LARGE, None, session="s"), with_call(LARGE + 1, None, session="s")]
+    assert len(rows(tmp_path, *log, with_call(LARGE + 1, "x", session="s"))) == 2
+    last = written(tmp_path / "out")[1]["messages"]
+    assert last[-1]["content"] == "x" and str(LARGE + 1) in last[2]["tool_calls"][0]["function"]["arguments"]
+
+
+def test_a_server_that_keeps_an_answer_keeps_its_own(tmp_path: Path) -> None:
+    """Two sessions with the same words and other reasoning."""
+
+    def said(number: str, input: str, **more: Any) -> dict[str, Any]:
+        thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": f"thought {number}"}]}
+        part = {"type": "output_text", "text": "1"}
+        output = [thought, {"type": "message", "role": "assistant", "content": [part]}]
+        return {"request": {"input": input, **more}, "response": {"id": f"resp_{number}", "output": output}}
+
+    rows(tmp_path, said("1", "a"), said("2", "a"), said("3", "b", previous_response_id="resp_2", tools=[]))
+    thoughts = [[one["reasoning_content"] for one in row["messages"]] for row in written(tmp_path / "out")]
+    assert [None, "thought 2", None, "thought 3"] in thoughts and [None, "thought 1"] in thoughts
