@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 
 from agentrl.system.json_value import JSON, as_list, as_object
 from data_prep.conversation_formats import BadConversation
 
 Fields = Mapping[str, JSON]
+_LINES = re.compile(r"\r\n|\n|\r")
+"""Ends of lines of server-sent events; texts in JSON may hold the others that `splitlines` knows, e.g. U+2028."""
 
 
 def is_stream(response: JSON) -> bool:
@@ -36,10 +39,10 @@ def assembled(response: JSON) -> JSON:
 
 def _events(response: JSON) -> Iterator[dict[str, JSON]]:
     if isinstance(response, str):
-        response = [line for line in response.splitlines() if line.startswith("data:")]
+        response = [line for line in _LINES.split(response) if line.startswith("data:")]
     for event in as_list(response):
         if isinstance(event, str):
-            for line in event.splitlines():
+            for line in _LINES.split(event):
                 text = line.removeprefix("data:").strip()
                 if text in ("", "[DONE]") or line.startswith(("event:", ":", "id:")):
                     continue
@@ -94,7 +97,7 @@ def _of_messages(events: list[dict[str, JSON]]) -> JSON:
 def _of_chat(events: list[dict[str, JSON]]) -> JSON:
     head: dict[str, JSON] = {}
     messages = dict[int, dict[str, JSON]]()
-    calls = dict[tuple[int, int], dict[str, str]]()
+    calls = dict[tuple[int, int], list[dict[str, str]]]()
     ends = dict[int, JSON]()
     for event in events:
         if event.get("error"):
@@ -110,14 +113,17 @@ def _of_chat(events: list[dict[str, JSON]]) -> JSON:
                     message[name] = str(message.get(name) or "") + str(delta[name])
             for call in map(as_object, as_list(delta.get("tool_calls"))):
                 at = call.get("index") or 0
-                made = calls.setdefault((number, at if isinstance(at, int) else 0), {"id": "", "name": "", "text": ""})
+                begun = calls.setdefault((number, at if isinstance(at, int) else 0), [])
                 function = as_object(call.get("function"))
-                made["id"] = made["id"] or str(call.get("id") or "")
-                made["name"] = made["name"] or str(function.get("name") or "")
+                id, name = str(call.get("id") or ""), str(function.get("name") or "")
+                if not begun or _is_next(begun[-1], id, name):
+                    begun.append({"id": id, "name": name, "text": ""})
+                made = begun[-1]
+                made["id"], made["name"] = made["id"] or id, made["name"] or name
                 made["text"] += str(function.get("arguments") or "")
             if choice.get("finish_reason"):
                 ends[number] = choice["finish_reason"]
-    for (number, _), made in sorted(calls.items()):
+    for number, made in ((place[0], made) for place, begun in sorted(calls.items()) for made in begun):
         function = {"name": made["name"], "arguments": made["text"]}
         listed = messages[number].setdefault("tool_calls", [])
         as_list(listed).append({"id": made["id"], "type": "function", "function": function})
@@ -125,3 +131,11 @@ def _of_chat(events: list[dict[str, JSON]]) -> JSON:
         return None
     choices = [{"index": n, "message": messages[n], "finish_reason": ends[n]} for n in sorted(messages)]
     return {**head, "object": "chat.completion", "choices": choices}
+
+
+def _is_next(made: Mapping[str, str], id: str, name: str) -> bool:
+    """Say whether a part of a call begins the next one: servers exist that give all calls of an answer one index.
+
+    A new id alone does not: others give each part of a call an id of its own.
+    """
+    return bool(made["name"] and name and id) and id != made["id"]

@@ -268,7 +268,7 @@ def extract(text: str) -> str:
     """
     blocks: dict[str, list[str]] = {}
     inside: list[str] | None = None
-    for line in text.splitlines():
+    for line in text.removesuffix("\n").split("\n"):  # `splitlines` ends lines within texts of programs, too
         mark = line.strip()
         if inside is not None and mark == "```":
             inside = None

@@ -63,7 +63,7 @@ def tasks(request: Request) -> Tasks:
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
     """Read JSON lines of the wheel, whose checksum is known."""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().splitlines():
         yield json.loads(line)
 
 

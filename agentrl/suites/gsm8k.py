@@ -20,7 +20,7 @@ def tasks(request: Request) -> Tasks:
     path = request.source / "test.jsonl" if request.source.is_dir() else request.source
     try:
         content = path.read_bytes()
-        lines = content.decode("utf-8").splitlines()
+        lines = [line.decode("utf-8") for line in content.splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({error}); {WHERE}") from error
     rows = []

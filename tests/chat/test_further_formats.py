@@ -71,6 +71,12 @@ def test_broken_calls_say_why(format: str, text: str, error: Names) -> None:
     assert found.arguments is None
 
 
+def test_a_call_on_a_line_may_hold_other_ends_of_lines() -> None:
+    text = '<tool_calls>{"name": "f", "arguments": {"a": "x\u2028y"}}\n{"name": "g", "arguments": {}}</tool_calls>'
+    found = parser("jamba").parse(TINY.codec(EVERY_TOKEN).encode(text), TOOLS).calls
+    assert [(one.name, one.error) for one in found] == [("f", None), ("g", None)]
+
+
 def test_kimi_k3_says_the_type_of_each_argument() -> None:
     argument = '<|open|>argument key="{}" type="{}"<|sep|>{}<|close|>argument<|sep|>'
     written = (("a", "string", "12"), ("b &amp; c", "number", "12"), ("d", "object", '{"x": [null]}'))

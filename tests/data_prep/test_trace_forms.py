@@ -111,6 +111,40 @@ def test_all_forms_in_one_array_and_a_folder(tmp_path: Path) -> None:
     assert report["not_read"]["chat: effort_2027"] == 1 and not report["dropped"]
 
 
+def parts(*calls: tuple[str, str, str]) -> dict[str, Any]:
+    """A stream whose calls all have the index 0: parts of (id, name, arguments)."""
+    made = [{"index": 0, "id": id, "function": {"name": name or None, "arguments": given}} for id, name, given in calls]
+    chunks = [{**CHUNKS[1], "choices": [{"index": 0, "delta": {"tool_calls": [one]}}]} for one in made]
+    city = {"parameters": {"type": "object", "properties": {"city": {}}}}
+    tools = [{"type": "function", "function": one} for one in ({"name": "now"}, {"name": "weather", **city})]
+    return {"request": {"messages": QUESTION, "tools": tools}, "response": [*chunks, CHUNKS[2]]}
+
+
+@pytest.mark.parametrize(
+    ("calls", "made"),
+    [
+        ([("c1", "now", ""), ("c2", "weather", '{"city": '), ("", "", "1}")], ["now {}", 'weather {"city": 1}']),
+        ([("c1", "now", "{}"), ("c2", "now", "{}")], ["now {}", "now {}"]),
+        ([("c1", "weather", ""), ("c2", "", '{"city": '), ("c3", "", "1}")], ['weather {"city": 1}']),
+        ([("c1", "weather", '{"city": '), ("c1", "weather", "1}")], ['weather {"city": 1}']),
+    ],
+)
+def test_parts_of_calls_that_have_one_index(tmp_path: Path, calls: list[tuple[str, str, str]], made: list[str]) -> None:
+    """Parallel calls, and servers that repeat the name or give each part a new id."""
+    rows(tmp_path, parts(*calls))
+    found = [one["function"] for one in written(tmp_path / "out")[0]["messages"][-1]["tool_calls"]]
+    assert [f"{one['name']} {one['arguments']}" for one in found] == made
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\x85b", "a\x0cb"])
+def test_lines_of_events_end_only_where_their_standard_says(tmp_path: Path, text: str) -> None:
+    chunk = {**CHUNKS[1], "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
+    lines = [f"data: {json.dumps(chunk, ensure_ascii=False)}", "", "data: [DONE]", "", ""]
+    for response in ("\n".join(lines), "\r\n".join(lines), "\r".join(lines), lines):
+        rows(tmp_path, {"request": {"messages": QUESTION}, "response": response})
+        assert written(tmp_path / "out")[0]["messages"][-1]["content"].startswith("a")
+
+
 def test_a_prefilled_answer_is_one_turn(tmp_path: Path) -> None:
     begun = {"system": "Be brief.", "messages": [USER, {"role": "assistant", "content": "It is"}]}
     blocks = {**BLOCKS, "content": [{"type": "text", "text": " 1"}]}

@@ -478,6 +478,7 @@ async def test_a_queue_is_nobodys_time(monkeypatch: pytest.MonkeyPatch) -> None:
         ("```python\ncut off", "cut off\n"),
         ("def f(): pass", "def f(): pass"),
         ("```python\n```", "\n"),
+        ("```python\r\nprint('a\u2028b\x0c')\r\n```\r\n", "print('a\u2028b\x0c')\r\n"),
     ],
 )
 def test_the_program_of_an_answer(answer: str, program: str) -> None:

@@ -108,7 +108,9 @@ def test_tasks_are_compared_in_pairs(tmp_path: Path) -> None:
 
 def test_gsm8k_reads_its_file_and_names_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl"
-    path.write_text('{"question": "2+2?", "answer": "two and two\\n#### 1,004"}\n{"question": "x", "answer": "4"}\n')
+    path.write_text(
+        '{"question": "2+\u20282?", "answer": "two and two\\n#### 1,004"}\n{"question": "x", "answer": "4"}\n'
+    )
     (row,) = gsm8k.tasks(Request(limit=1, source=tmp_path)).rows
     assert (row.ground_truth, row.part, row.id) == ("1004", "test", "0")
     with naming(DataError, "test.jsonl:2", "`question`", "`answer`"):

@@ -39,7 +39,7 @@ def lines_or_list_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     body = body.strip()
     if not body.startswith("{"):
         return json_list(body)
-    return [call for line in body.splitlines() if line.strip() for call in json_body(line, tools)]
+    return [call for line in body.split("\n") if line.strip() for call in json_body(line, tools)]
 
 
 FORMAT = CallFormat("[TOOL_CALLS]", "", calls_body, tags=("[ARGS]", "[CALL_ID]"), signs=("[TOOL_CALLS]",))
