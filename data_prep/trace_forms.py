@@ -579,7 +579,10 @@ _DIGITS = re.compile(r"[0-9]{9,20}(\.[0-9]+)?")
 
 
 def seconds(value: JSON) -> float | None:
-    """Read a time: an ISO text, or seconds, milli-, micro- or nanoseconds since 1970."""
+    """Read a time: an ISO text, or seconds, milli-, micro- or nanoseconds since 1970.
+
+    None for other values, and for times before 1973 or after 5138: programs write such where they have none.
+    """
     if isinstance(value, str) and _DIGITS.fullmatch(value):
         value = float(value)
     if isinstance(value, str):
@@ -587,7 +590,8 @@ def seconds(value: JSON) -> float | None:
             told = datetime.fromisoformat(value)
         except ValueError:
             return None
-        return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+        value = (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+        return value if 1e8 < value < 1e11 else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1e8 < value < 1e20:
         return None
     return value / next(unit for unit in (1, 1e3, 1e6, 1e9) if value < 1e11 * unit)

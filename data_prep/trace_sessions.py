@@ -148,7 +148,8 @@ class Joined:
 def join(calls: Sequence[Call], tree: Tree) -> Joined:
     """Join calls to sessions. They are taken by time; without one, short prompts first, then in the log's order.
 
-    - A call with a session's id belongs to that session; otherwise one with a trace's id to the session of the trace.
+    - A call with a session's id belongs to that session; otherwise one with a trace's id to the session of the trace. A
+      session without an id takes that of a later call of its trace.
     - Otherwise all calls of a whole conversation belong to one session: its own, or that of an earlier one which it
       continues.
     - Otherwise it belongs to the session of a call whose prompt and answer its prompt begins with.
@@ -181,13 +182,15 @@ class _Joining:
         self.found = Joined()
         self._tree = tree
         self._named: dict[tuple[str, str], Session] = {}
-        self._answered: dict[int, list[Session]] = {}
+        self._answered: dict[int, dict[Session, None]] = {}
         """Sessions by the place behind an answer; of several, those that no call continued yet."""
         self._asked: dict[int, Session] = {}
         """Sessions without ids by the place behind the first user message."""
         self._wholes: dict[int, list[Session]] = {}
         """Sessions of whole conversations by the place behind their end, until another record continues them."""
         self._ends: dict[tuple[int, int, str], list[Call]] = {}
+        self._first: dict[tuple[object, ...], Call] = {}
+        """First call with an answer to a prompt in a session."""
 
     def add(self, call: Call) -> None:
         session, why = self._session_of(call)
@@ -195,9 +198,7 @@ class _Joining:
             self._named.setdefault(("session", call.session), session)
         if call.trace is not None:
             self._named.setdefault(("trace", call.trace), session)
-        answered = self._answered.setdefault(call.end, [])
-        if session not in answered:
-            answered.append(session)
+        self._answered.setdefault(call.end, {}).setdefault(session)
         if call.session is None and call.whole is not None:
             self._name_whole(call.whole, session)
         elif call.session is None and (asked := self._first_question(call)) is not None:
@@ -210,24 +211,28 @@ class _Joining:
             return
         self._place(call, session)
         self._ends.setdefault((id(session), call.end, call.tools), []).append(call)
+        self._first[_key(call, session)] = call
 
     def _same(self, call: Call, session: Session) -> Call | None:
         """Find the call of a session with the same prompt, tools and answer."""
-        ends = self._ends.get((id(session), call.end, call.tools), ())
-        same = (one for one in ends if one.prompt == call.prompt and _reasoning(one) == _reasoning(call))
-        return next(same, None)
+        return self._first.get(_key(call, session))
 
     def _session_of(self, call: Call) -> tuple[Session, str]:
-        if call.session is not None and (found := self._named.get(("session", call.session))):
-            return found, "the session's id"
-        if call.session is None:
+        if call.session is not None:
+            if found := self._named.get(("session", call.session)):
+                return found, "the session's id"
+            found = None if call.trace is None else self._named.get(("trace", call.trace))
+            if found is not None and found.id is None:
+                found.id = call.session
+                return found, "the trace's id"
+        else:
             if call.trace is not None and (found := self._named.get(("trace", call.trace))):
                 return found, "the trace's id"
             if call.whole is not None:
                 return self._session_of_whole(call.whole)
             for place in self._tree.up(call.prompt):
                 if sessions := self._answered.get(place):
-                    last = sessions.pop() if len(sessions) > 1 else sessions[0]
+                    last, _ = sessions.popitem() if len(sessions) > 1 else (next(iter(sessions)), None)
                     return last, "the prompt and answer that it continues"
             asked = self._first_question(call)
             if asked is not None and (found := self._asked.get(asked)):
@@ -277,5 +282,10 @@ class _Joining:
         call.branch = branch
 
 
-def _reasoning(call: Call) -> list[str | None]:
-    return [turn.get("reasoning_content") for turn in call.turns]
+def _key(call: Call, session: Session) -> tuple[object, ...]:
+    return (id(session), call.prompt, call.end, call.tools, reasoning(call))
+
+
+def reasoning(call: Call) -> tuple[str | None, ...]:
+    """Return the reasoning of each turn of an answer."""
+    return tuple(turn.get("reasoning_content") for turn in call.turns)

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from agentrl.trajectory import Message
+from data_prep import trace_sessions
 from data_prep.records import Record
 from data_prep.trace_forms import Reader
-from data_prep.trace_sessions import Call, Tree, join
+from data_prep.trace_sessions import Call, Session, Tree, join
 from data_prep.traces import main
 from tests.data_prep.test_traces import write_lines, written
 
@@ -116,6 +118,14 @@ def test_ids_join_and_part(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_trace_whose_session_is_named_later_is_of_that_session(tmp_path: Path, backwards: bool) -> None:
+    log = [call("a", "1", trace_id="t"), call("sub", "2", system="Search.", trace_id="t", session="s")]
+    found = rows(tmp_path, *(log[::-1] if backwards else log), {"session": "s", "feedback": 1})
+    assert sorted(found) == [("s", 0, found[0][2]), ("s", 1, found[1][2])]
+    assert [row["feedback"] for row in written(tmp_path / "out")] == [1, 1]
+
+
 def test_calls_are_taken_by_time(tmp_path: Path) -> None:
     log = [
         call("a", "late", time="2026-05-01T12:00:02Z"),
@@ -124,6 +134,16 @@ def test_calls_are_taken_by_time(tmp_path: Path) -> None:
     ]
     assert [text for _, _, text in rows(tmp_path, *log)] == ["a early", "a middle", "a late"]
     assert next(row["began"] for row in written(tmp_path / "out")) == "2026-05-01T12:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    "odd", ["0001-01-01T00:00:00+05:00", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59-05:00", "1", -1, 1e300, "9" * 20]
+)
+def test_a_time_that_is_none_is_not_taken(tmp_path: Path, odd: Any) -> None:
+    log = [call(*FIRST, time=odd, created_at="2026-05-01T12:00:02Z"), call("x", "y", startTime=odd)]
+    assert [text for _, _, text in rows(tmp_path, *log)] == ["a 1", "x y"]
+    began = [row["began"] for row in written(tmp_path / "out")]
+    assert began == ["2026-05-01T12:00:02+00:00", None]
 
 
 def test_messages_are_the_same_in_every_spelling(tmp_path: Path) -> None:
@@ -198,6 +218,39 @@ def test_joining_takes_steps_that_are_linear_in_the_log(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Tree, "up", counted)
     assert counted_steps(80) < 2.2 * counted_steps(40)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_many_people_who_say_the_same_are_joined_in_linear_time(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    """Sessions of their own, and answers of one session that differ in their reasoning: comparisons are counted."""
+    steps = 0
+
+    def counted(self: object, other: object = None) -> bool:
+        nonlocal steps
+        steps += 1
+        return self is other
+
+    def reasoning(call: Call) -> tuple[str | None, ...]:
+        counted(call)
+        return of_call(call)
+
+    of_call = trace_sessions.reasoning
+    monkeypatch.setattr(trace_sessions, "reasoning", reasoning)
+    monkeypatch.setattr(Session, "__eq__", counted)
+
+    def count(number: int) -> int:
+        nonlocal steps
+        tree, calls, steps = Tree(), list[Call](), 0
+        prompt = tree.extended(0, [{"role": "user", "content": "ping"}])
+        end = tree.extended(prompt, [{"role": "assistant", "content": "pong"}])
+        for one in range(number):
+            answer: Message = {"role": "assistant", "content": "pong", "reasoning_content": str(one)}
+            calls.append(Call("", "chat", prompt, end, [answer], "", session=f"s{one if own else 0}", depth=1))
+        joined = join(calls, tree)
+        assert len(joined.sessions) == (number if own else 1) and not joined.repeated
+        return steps
+
+    assert count(200) < 2.2 * count(100)
 
 
 def test_reasoning_is_kept_where_it_was_logged(tmp_path: Path) -> None:
