@@ -90,6 +90,15 @@ class Logged:
 
 
 @dataclass(slots=True)
+class Recorded:
+    """Answers of a tool to one call, in their order."""
+
+    call: Call
+    """As it was made first."""
+    texts: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Prompt:
     """A prompt with all answers that were logged to it."""
 
@@ -102,8 +111,8 @@ class Prompt:
     turn: int
     answers: dict[str, Logged] = field(default_factory=dict)
     """By the meaning of their calls and their words."""
-    recorded: dict[Call, list[str]] = field(default_factory=dict)
-    """Answers of tools, by the call; the first conversation that has a call has its answers."""
+    recorded: dict[str, Recorded] = field(default_factory=dict)
+    """Answers of tools, by the call's meaning; the first conversation that has a call has its answers."""
     comments: list[str] = field(default_factory=list)
 
     def sides(self) -> tuple[list[Logged], list[Logged]]:
@@ -178,8 +187,8 @@ class Prompts:
             answer.dislikes += opinion <= self.heard.threshold
         if isinstance(comment, str) and comment.strip() and len(prompt.comments) < MOST_COMMENTS:
             prompt.comments.append(comment.strip())
-        for call, texts in answers_of_tools(messages[:end]).items():
-            prompt.recorded.setdefault(call, texts)
+        for meaning, recorded in answers_of_tools(messages[:end]).items():
+            prompt.recorded.setdefault(meaning, recorded)
 
     def leave_out(self, key: str, reason: str) -> None:
         """Take a prompt out, and count it."""
@@ -189,14 +198,14 @@ class Prompts:
 def answer_spans(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
     """Yield [begin, end) of each answer of the assistant: its turns and its tools' up to the next other message.
 
-    An answer begins at its first turn of which the weight is not 0, as earlier ones stand in another row. A turn before
-    the user's first message answers nothing.
+    An answer begins at its first turn of which the weight is not 0, as earlier ones stand in another row, and ends
+    before a turn of weight 0, which a program put in. A turn before the user's first message answers nothing.
     """
     begin, asked = None, False
     for place, message in enumerate(messages):
         asked |= message["role"] == "user"
-        if message["role"] == "assistant":
-            if begin is None and asked and message.get("weight") != 0:
+        if message["role"] == "assistant" and message.get("weight") != 0:
+            if begin is None and asked:
                 begin = place
         elif message["role"] != "tool":
             if begin is not None:
@@ -214,15 +223,16 @@ def logged(messages: Sequence[Message]) -> Logged:
     return Logged(calls, str(last.get("content") or "") if ended else "")
 
 
-def answers_of_tools(messages: Sequence[Message]) -> dict[Call, list[str]]:
-    """Collect the answers of tools by call; a call that was made again has several."""
+def answers_of_tools(messages: Sequence[Message]) -> dict[str, Recorded]:
+    """Collect the answers of tools by the call's meaning; a call that was made again has several."""
     made: dict[str, Call] = {}
-    found = defaultdict[Call, list[str]](list)
+    found = dict[str, Recorded]()
     for message in messages:
         made |= {str(call.get("id")): _call(call) for call in message.get("tool_calls") or ()}
         if message["role"] == "tool":
-            found[made[str(message.get("tool_call_id"))]].append(str(message.get("content") or ""))
-    return dict(found)
+            call = made[str(message.get("tool_call_id"))]
+            found.setdefault(canonical_call(*call), Recorded(call)).texts.append(str(message.get("content") or ""))
+    return found
 
 
 def _call(call: ToolCall) -> Call:
@@ -267,8 +277,9 @@ def rows_of(prompts: Prompts, *, judged: bool, recorded: bool) -> Iterator[dict[
     for prompt in prompts.by_key.values():
         liked, disliked = prompt.sides()
         answers = defaultdict[str, list[dict[str, str]]](list)
-        for (name, given), texts in prompt.recorded.items():
-            answers[name] += [{"arguments": given, "text": text} for text in texts]
+        for known in prompt.recorded.values():
+            name, given = known.call
+            answers[name] += [{"arguments": given, "text": text} for text in known.texts]
         truth: dict[str, object] = {
             "liked": [one.as_row() for one in liked],
             "disliked": [one.as_row() for one in disliked],

@@ -68,8 +68,8 @@ Broken = Callable[[str, str], None]
 def read_whole_records(path: Path, broken: Broken) -> Iterator[Record]:
     """Read records as `read_records` does, also objects over several lines, and continue after a broken one.
 
-    An object over several lines begins with a line `{` and ends with a line `}`, as indented JSON does. Raises
-    DataError for a file that cannot be opened.
+    An object over several lines begins with a line `{` and ends with a line `}`, as indented JSON does. It is broken
+    where another begins before its end. Raises DataError for a file that cannot be opened.
     """
     try:
         _refuse_other_kind(path)
@@ -119,7 +119,7 @@ def _texts(file: TextIO) -> Iterator[tuple[int, str]]:
     first, begun = 0, list[str]()
     for number, line in enumerate(file, start=1):
         bare = line.rstrip()
-        if begun and bare == "{":
+        if begun and (bare == "{" or _is_whole(bare)):
             yield first, "".join(begun)
             begun = []
         if bare == "{":
@@ -133,6 +133,16 @@ def _texts(file: TextIO) -> Iterator[tuple[int, str]]:
             begun = []
     if begun:
         yield first, "".join(begun)
+
+
+def _is_whole(line: str) -> bool:
+    """Check for a whole object on a line: none of an indented object begins at its first column."""
+    if line[:1] != "{" or not line[1:].lstrip().startswith('"'):
+        return False
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _value(text: str) -> JSON:

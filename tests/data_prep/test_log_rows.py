@@ -133,6 +133,30 @@ def test_a_branch_asks_for_what_is_new_in_it(tmp_path: Path) -> None:
     assert found[0]["agent_name"] == "single_turn"
 
 
+def test_a_turn_that_a_program_put_in_is_no_part_of_an_answer(tmp_path: Path) -> None:
+    put_in = says("put in", weight=0)
+    talk = [asks("one"), *calls("Rome", "18"), says("logged"), put_in, says("more")]
+    both = made(file(tmp_path, row(*talk, tools=[WEATHER])), "--turn", "all")
+    assert [(contents(one)[-1], truth(one)[0]) for one in both] == [("one", ["logged"]), ("put in", ["more"])]
+    (found,) = made(file(tmp_path, row(asks("one"), *calls("Rome", "18"), put_in, tools=[WEATHER])))
+    assert truth(found) == ([""], []) and found["reward_model"]["ground_truth"]["liked"][0]["calls"]
+
+
+def test_a_call_that_is_written_otherwise_has_no_further_answer(tmp_path: Path) -> None:
+    """Of two conversations with a call the first has its answers, in whatever order its arguments stand."""
+    tool = named("weather")
+    tool["function"]["parameters"]["properties"]["day"] = {"type": "string"}
+    orders = ('{"city": "Rome", "day": "today"}', '{"day": "today",  "city": "Rome "}')
+    rows = []
+    for given, answer in zip(orders, ("18", "21"), strict=True):
+        said = calls("Rome", answer)
+        said[0]["tool_calls"][0]["function"]["arguments"] = given
+        rows.append(row(asks("q"), *said, says("x"), tools=[tool]))
+    (found,) = made(file(tmp_path, *rows))
+    answers = found["tools_kwargs"]["weather"]["create_kwargs"]["answers"]
+    assert answers == [{"arguments": orders[0], "text": "18"}]
+
+
 def test_most_decide_and_a_threshold_may_be_given(tmp_path: Path) -> None:
     rows = [row(asks("q"), says("x"), feedback=value) for value in (5.0, 4.0, 1.0)]
     rows += [row(asks("q"), says("y"), feedback=value) for value in (5.0, 2.0)]

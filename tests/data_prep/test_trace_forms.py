@@ -352,6 +352,19 @@ def test_strict_refuses_the_first_and_writes_nothing(
     assert not list((tmp_path / "out").glob("*"))
 
 
+@pytest.mark.parametrize("begun", ["{", '{\n  "request": {', '{\n "a": {"b": 1},'])
+def test_an_object_without_an_end_takes_no_line_with_it(tmp_path: Path, begun: str) -> None:
+    lines = [json.dumps(call(f"q{number}", f"a{number}")) for number in range(4)]
+    indented = json.dumps(call("q4", "a4"), indent=2)
+    source = tmp_path / "log.jsonl"
+    source.write_text("\n".join([lines[0], begun, *lines[1:], begun, indented, indented.replace("4", "5"), begun]))
+    assert main(["--source", str(source), "--out", str(tmp_path / "out")]) == 0
+    assert [text for text, _, _ in feedback(tmp_path)] == [f"a{number}" for number in range(6)]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    (broken,) = report["dropped"].values()
+    assert (broken["count"], report["records"]) == (3, 9)
+
+
 def test_files_that_are_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     for source in ("gone.jsonl", "empty"):
