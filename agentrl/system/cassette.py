@@ -2,7 +2,8 @@
 
 A call is identified by the tool or interaction and by its arguments. Where the tool or interaction keeps state for a
 trajectory, the row's create_kwargs and the trajectory's earlier calls count, too. A call that was made several times is
-answered as it was in the trajectory of the same name, else as it was the first time.
+answered as it was in the trajectory of the same name, else as it was the first time. Where a file was recorded to more
+than once, what a trajectory recorded later takes the place of what it recorded before.
 
 The file holds one JSON object a line: the tools of sources first (e.g. of an MCP server), then the answers.
 """
@@ -81,7 +82,7 @@ class Cassette:
         """Message about the first call that was not found; None: all were."""
         self._sources: dict[str, list[tuple[dict[str, object], bool]]] = {}
         self._answers: dict[tuple[str, str, int], Mapping[str, object]] = {}
-        self._first: dict[str, Mapping[str, object]] = {}
+        self._first: dict[str, _AnswerLine] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._file: AppendedLines | None = None
         if mode == "replay":
@@ -111,7 +112,9 @@ class Cassette:
     def replay(self, call: MethodCall) -> Mapping[str, Any]:
         """Return the recorded outcome of a call. Raises NotOnCassette, naming the call."""
         place = (call.instance, call.key)
-        found = self._answers.get((*place, self._counts[place])) or self._first.get(call.key)
+        found = self._answers.get((*place, self._counts[place]))
+        if found is None and (first := self._first.get(call.key)) is not None:
+            found = first["outcome"]
         self._counts[place] += 1
         if found is None:
             arguments = json.dumps(call.arguments, default=_plain)
@@ -162,10 +165,16 @@ class Cassette:
         if "source" in line:
             self._sources[line["source"]] = [(dict(schema), bool(stateful)) for schema, stateful in line["tools"]]
             return
-        outcome = line["outcome"]
-        self._answers[line["instance"], line["key"], line["nth"]] = outcome
-        if not outcome.get("is_fault"):
-            self._first.setdefault(line["key"], outcome)
+        instance, key, nth = line["instance"], line["key"], line["nth"]
+        later = nth  # of an earlier recording of the trajectory
+        while self._answers.pop((instance, key, later), None) is not None:
+            later += 1
+        self._answers[instance, key, nth] = line["outcome"]
+        first = self._first.get(key)
+        if first is not None and first["instance"] == instance and nth <= first["nth"]:
+            del self._first[key]
+        if not line["outcome"].get("is_fault"):
+            self._first.setdefault(key, line)
 
 
 def _plain(value: object) -> float | str:

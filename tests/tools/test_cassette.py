@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import CodeError, ConfigError
-from agentrl.system.cassette import Cassette, Mode, NotOnCassette
+from agentrl.system.cassette import Cassette, MethodCall, Mode, NotOnCassette
 from agentrl.tool import Schema, Tool, ToolError, ToolResponse, ToolSchema, ToolSource
 from agentrl.tool.session import ToolInfrastructureError
 from agentrl.tool.shared import CallLimits
@@ -148,6 +148,26 @@ async def test_a_killed_recording_is_replayed_as_far_as_it_came(on: Callable[[Mo
     (tmp_path / "answers.jsonl").write_bytes(b"{broken}\n" + whole)
     with naming(ConfigError, "answers.jsonl:1"):
         on("replay")
+
+
+def test_a_second_recording_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """For all trajectories alike; what it does not have stays."""
+
+    def call(number: int, instance: str = "a.0") -> MethodCall:
+        return MethodCall("dice", "execute", instance, {"n": number})
+
+    def recorded(*calls: tuple[int, str, bool]) -> None:
+        cassette = Cassette(tmp_path / "answers.jsonl", "record")
+        for number, text, is_fault in calls:
+            cassette.record(call(number), {"text": text, "is_fault": is_fault})
+        cassette.close()
+
+    recorded((1, "old", False), (1, "old, again", False), (2, "kept", False), (3, "fault", True), (3, "old", False))
+    recorded((1, "new", False), (3, "new", False))
+    for instance in ("a.0", "another"):
+        cassette = Cassette(tmp_path / "answers.jsonl", "replay")
+        found = [cassette.replay(call(number, instance))["text"] for number in (1, 1, 2, 3, 3)]
+        assert found == ["new", "new", "kept", "new", "new"]
 
 
 def test_nothing_to_replay_and_nowhere_to_record(tmp_path: Path) -> None:
