@@ -94,7 +94,7 @@ class Recorded:
     """Answers of a tool to one call, in their order."""
 
     call: Call
-    """As it was made first."""
+    """The call as it was made first."""
     texts: list[str] = field(default_factory=list)
 
 
