@@ -33,10 +33,11 @@ from agentrl.chat import Chat
 from agentrl.chat.check import why_no_tools
 from agentrl.errors import ConfigError
 from agentrl.openai_api.agent_task import MODEL, AgentError, blamed, read_numbers, read_report
+from agentrl.openai_api.asked import Asked
 from agentrl.openai_api.chat_completions import ChatCompletions
 from agentrl.openai_api.completion import Completion, encoded
 from agentrl.openai_api.dialect import KEEP_ALIVE, Dialect
-from agentrl.openai_api.errors import ApiError, unknown_session
+from agentrl.openai_api.errors import NO_ROOM, ApiError, unknown_session
 from agentrl.openai_api.fields import fields_of
 from agentrl.openai_api.history import Digest
 from agentrl.openai_api.messages import Messages
@@ -295,13 +296,17 @@ class Endpoint:
         return describe_model(name)
 
     async def _complete(self, token: str, request: Request) -> Response:
+        return await self.complete(token, request, None)
+
+    async def complete(self, token: str, request: Request, asked: Asked | None) -> Response:
+        """Answer a request in the session of a token. `asked`: the request, where it was read before."""
         body = await request.body()
         await self._in_turn()
         session, dialect = self._find(token), dialect_of(request)
         try:
-            asked, call, task = await session.begin(body, dialect, watched(request.scope))
+            asked, call, task = await session.begin(body, dialect, watched(request.scope), asked)
         except ApiError as error:
-            error.message += _elsewhere(body, dialect)
+            error.message += await elsewhere(body, dialect)
             self._refused(session, error, dialect)
             raise
         self._count_dropped(session, asked.dropped)
@@ -344,7 +349,7 @@ class Endpoint:
     def _refused(self, session: Session, error: ApiError, dialect: Dialect) -> None:
         """Count a refused request, and log the first one for each field: programs may continue without it."""
         session.refused(error)
-        if error.status == 400 and error.code != "context_length_exceeded" and self._is_new(_kind(error, dialect)):
+        if error.status == 400 and error.code != NO_ROOM and self._is_new(_kind(error, dialect)):
             logger.warning(
                 "a request of an agent (POST %s) was refused, counted as trajectory/openai_bad_requests: %s",
                 *(dialect.path, error.message),
@@ -537,8 +542,12 @@ def _kind(error: ApiError, dialect: Dialect) -> str:
     return f"refused {dialect.path} {re.sub(r'[0-9]+', '', error.param or '')} {error.code}"
 
 
-def _elsewhere(body: bytes, dialect: Dialect) -> str:
+async def elsewhere(body: bytes, dialect: Dialect) -> str:
     """Name the routes that know all fields of a refused request, where its own does not."""
+    return await beside_loop(len(body), lambda: _elsewhere(body, dialect))
+
+
+def _elsewhere(body: bytes, dialect: Dialect) -> str:
     with contextlib.suppress(ValueError):
         value = from_json(body)
         names = value.keys() if isinstance(value, dict) else frozenset()

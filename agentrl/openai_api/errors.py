@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+NO_ROOM = "context_length_exceeded"
+"""Code of a request for which a session has no room."""
+
 
 class ApiError(Exception):
     """Error that a caller is answered instead of a completion."""

@@ -25,7 +25,7 @@ from agentrl.openai_api.dialect import (
     functions_text,
     named,
 )
-from agentrl.openai_api.errors import ApiError
+from agentrl.openai_api.errors import NO_ROOM, ApiError
 from agentrl.openai_api.fields import Api
 from agentrl.openai_api.images import Image
 from agentrl.openai_api.request import (
@@ -379,7 +379,7 @@ class Messages:
         """Make the body: {"type": "error", "error": {"type", "message"}}."""
         kind = ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
         # Programs that shorten their context look for these words.
-        begin = "prompt is too long: " if error.code == "context_length_exceeded" else ""
+        begin = "prompt is too long: " if error.code == NO_ROOM else ""
         about: dict[str, JSON] = {"type": kind, "message": begin + error.message}
         if error.code == LOST:
             about["details"] = {"error_code": LOST}  # Clients then send the conversation whole.

@@ -31,8 +31,8 @@ from agentrl.openai_api.agent_task import MOST_NUMBERS
 from agentrl.openai_api.asked import LONG_BODY, Asked, read
 from agentrl.openai_api.branches import Branch, Branches, beginning
 from agentrl.openai_api.completion import Begun, Completion, assistant_message
-from agentrl.openai_api.dialect import Conversation, Dialect, Translated
-from agentrl.openai_api.errors import ApiError, unknown_session
+from agentrl.openai_api.dialect import Conversation, Dialect, Kept, Translated
+from agentrl.openai_api.errors import NO_ROOM, ApiError, unknown_session
 from agentrl.openai_api.history import Checkpoint, Digest, History, defaults_of, digest_after
 from agentrl.openai_api.live import Live
 from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
@@ -120,7 +120,7 @@ class Session:
         """Event that is set when a score was posted."""
         self.closed = False
         self._requests = self._replies = 0
-        self._kept: dict[str, Conversation] = {}
+        self.kept: dict[str, Conversation] = {}
         """Conversations that a later request may continue by the id of their last answer."""
         self.branches = Branches(self, tool_lists)
         self._answered: dict[Checkpoint[Branch], Call] = {}
@@ -132,15 +132,16 @@ class Session:
         self._most_characters = episode.context.chat.most_characters(episode.context.limits.max_model_len)
 
     async def begin(
-        self, body: bytes, dialect: Dialect, delivery: Delivery
+        self, body: bytes, dialect: Dialect, delivery: Delivery, asked: Asked | None = None
     ) -> tuple[Asked, Call, asyncio.Task[Completion]]:
         """Read a request, find its place and start generating there. `leave` ends the task before its time.
 
-        `delivery`: of the answer. Raises ApiError; so may the task.
+        `delivery`: of the answer. `asked`: the request, where it was read before. Raises ApiError; so may the task.
         """
         self.called.set()
         try:
-            call = await self._placed(asked := await self._read(body, dialect), delivery)
+            asked = asked or await self.read(body, dialect, self.kept)
+            call = await self._placed(asked, delivery)
         except ApiError:
             raise
         except Exception as error:
@@ -178,9 +179,9 @@ class Session:
 
         Nothing is recorded. Raises ApiError.
         """
-        asked = await self._read(body, dialect)
+        asked = await self.read(body, dialect, self.kept)
         self.check_open()
-        self._check_asked(asked)
+        self.check_asked(asked)
         return await self.branches.prompt_tokens(asked)
 
     def tell(self, numbers: Mapping[str, float]) -> None:
@@ -272,9 +273,10 @@ class Session:
                     recorded = episode.last_message
                     branch.answers.append(replace(answers[-1], end=end, message=part, recorded=recorded, is_part=True))
 
-    async def _read(self, body: bytes, dialect: Dialect) -> Asked:
+    async def read(self, body: bytes, dialect: Dialect, kept: Kept) -> Asked:
+        """Read a request that may continue the conversations in `kept`. Raises ApiError."""
         reading, chat = Reading(dialect.api, self._strict), self.episode.context.chat
-        given = (body, dialect, reading, self._kept, chat, self._most_characters)
+        given = (body, dialect, reading, kept, chat, self._most_characters)
         return await self.work(len(body) > LONG_BODY, read, *given)
 
     async def work(self, long: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -297,7 +299,7 @@ class Session:
         """Return a call whose branch has its prompt at the end of the transcript, and is kept for it."""
         self.check_open()
         self._check_turns()
-        self._check_asked(asked)
+        self.check_asked(asked)
         self.turns += 1
         self._requests += 1
         asked = replace(asked, number=self._requests)
@@ -341,7 +343,7 @@ class Session:
             message = f"All {limit} assistant turns of this session are used up{so_far}."
             raise self.refuse(Status.TURN_LIMIT, message)
 
-    def _check_asked(self, asked: Asked) -> None:
+    def check_asked(self, asked: Asked) -> None:
         """Raise ApiError for what can be refused without rendering."""
         if (roles := self.episode.context.roles) and (problem := problem_of([asked.request.model], roles)) is not None:
             raise ApiError(404, f"model: {problem}.", param="model", code="model_not_found")
@@ -367,7 +369,7 @@ class Session:
         self.ending = status
         self.count("openai_refused")
         # In the form of a context that is too long, which clients know.
-        return ApiError(400, message, param="messages", code="context_length_exceeded")
+        return ApiError(400, message, param="messages", code=NO_ROOM)
 
     # The answer
 
@@ -492,7 +494,7 @@ class Session:
         self._note_answer(call, start, message, completion.id)
         if isinstance(request, Translated) and request.carried is not None:
             answer = ChatMessage.model_validate(_whole(call.asked.begun, message))
-            self._kept[completion.id] = Conversation([*request.carried, answer], request.tools, request.later)
+            self.kept[completion.id] = Conversation([*request.carried, answer], request.tools, request.later)
         return completion
 
     def _note_answer(self, call: Call, start: int, message: Message, id: str = "") -> None:
@@ -532,7 +534,7 @@ class Session:
     def refused(self, error: ApiError) -> None:
         """Keep why a request was refused, for messages about the agent, and count it."""
         self.last_error = error.message
-        if error.status < 500 and error.code != "context_length_exceeded":  # which is counted as openai_refused
+        if error.status < 500 and error.code != NO_ROOM:  # which is counted as openai_refused
             self.count("openai_bad_requests")
             if error.code is not None:
                 self.count(f"openai_bad_requests_{error.code}")

@@ -22,6 +22,7 @@ DEFAULTS = {
     "data.train_files": "live",
     "actor_rollout_ref.rollout.agent.default_agent_loop": "live",
     "actor_rollout_ref.rollout.n": "1",
+    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns": "1000",
     "algorithm.adv_estimator": "reinforce_plus_plus",
     BOUND: "4",
     "trainer.total_training_steps": "1000000",

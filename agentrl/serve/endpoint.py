@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -24,10 +24,10 @@ from pydantic_core import from_json
 
 from agentrl.agent_loop.base import Episode
 from agentrl.chat import Chat
+from agentrl.errors import DataError
 from agentrl.openai_api.agent_task import LARGEST, MODEL
-from agentrl.openai_api.asked import LONG_BODY, Asked, read
-from agentrl.openai_api.completion import Completion
-from agentrl.openai_api.dialect import Dialect
+from agentrl.openai_api.asked import LONG_BODY, Asked
+from agentrl.openai_api.dialect import Conversation, Dialect
 from agentrl.openai_api.endpoint import (
     COUNT_TOKENS,
     DIALECTS,
@@ -35,15 +35,16 @@ from agentrl.openai_api.endpoint import (
     Endpoint,
     describe_model,
     dialect_of,
+    elsewhere,
     json_answer,
     report_body,
 )
-from agentrl.openai_api.errors import ApiError, unknown_session
+from agentrl.openai_api.errors import NO_ROOM, ApiError, unknown_session
 from agentrl.openai_api.history import Digest
-from agentrl.openai_api.wire import Reading
+from agentrl.openai_api.session import Call, Session
 from agentrl.serve.options import LiveOptions
-from agentrl.serve.session import LiveSession
-from agentrl.serve.store import KeyReused, Store, UnknownSession
+from agentrl.serve.session import LiveSession, continued
+from agentrl.serve.store import KeyReused, Store, StoredSession, UnknownSession
 from agentrl.system.json_value import JSON, as_object
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,14 @@ _Answer = (
     | Callable[[str, Request], Awaitable[dict[str, JSON]]]
 )
 """Function of a route."""
+
+
+class _Claim(NamedTuple):
+    """Names of a request's session."""
+
+    name: JSON
+    answer: JSON
+    """Id of the answer that it continues."""
 
 
 class LiveEndpoint(Endpoint):
@@ -87,8 +96,8 @@ class LiveEndpoint(Endpoint):
         """Time of their last request or answer."""
         self._tokens: dict[str, str] = {}
         """Names by which the routes of `Endpoint` know them."""
-        self._joined: dict[str, Digest] = {}
-        """Digest of the history by which the last request was joined to a session."""
+        self._reader = self._made("reader")
+        """Reads requests before their session is known; nothing is recorded there."""
         self._is_closing = False
         self.moving = asyncio.Lock()
         """Held while a session comes into memory or leaves it, or a prompt takes it."""
@@ -128,24 +137,58 @@ class LiveEndpoint(Endpoint):
         body = await request.body()
         if request.url.path.endswith(COUNT_TOKENS):
             return await self._count(body, request)
+        asked, claim = await self._read(body, request)
         async with self.moving:
             self._check_open()
-            id = await self._join(body, request)
-            session = await self._bring(id)
-            token = self._tokens[id]
-            session.held += 1
-            self._asked(id)
+            session = await self._hold(self._join(asked, claim), asked)
         try:
-            response = await self._complete(token, request)
+            response = await self._answer_in(session, asked, request)
+        except ApiError as error:
+            if error.code != NO_ROOM or not session.branches.all:
+                raise
+            async with self.moving:
+                self._check_open()
+                full, session = session, await self._hold(self._next(session.id), asked)
+                session.kept |= full.kept
+            response = await self._answer_in(session, asked, request)
+        response.headers[HEADER] = session.id
+        return response
+
+    async def _hold(self, id: str, asked: Asked) -> LiveSession:
+        """Return a session, which stays in memory until the request is answered."""
+        session = await self._bring(id)
+        self._asked(session.id)
+        session.held.append(asked)
+        return session
+
+    async def _answer_in(self, session: LiveSession, asked: Asked, request: Request) -> Response:
+        """Answer a request in the session that is held for it. A session that only refused requests never began."""
+        is_answered = False
+        try:
+            response = await self.complete(self._tokens[session.id], request, asked)
+            is_answered = True
+            return response
         except ApiError as error:
             if error.code == unknown_session().code:  # This server ended it, as it ends itself.
                 raise _stopping() from None
             raise
         finally:
-            session.held -= 1
+            session.held.remove(asked)
+            if not is_answered:
+                await self._undo(session)
             self._on_news()
-        response.headers[HEADER] = id
-        return response
+
+    async def _undo(self, session: LiveSession) -> None:
+        async with self.moving:
+            id = session.id
+            if self.open.get(id) is session and not session.is_busy and self._store.undo(id):
+                self._forget(id)
+                await session.close()
+
+    def _refused(self, session: Session, error: ApiError, dialect: Dialect) -> None:
+        session.refused(error)
+        if error.status == 400 and error.code != NO_ROOM and self._is_new(f"refused {dialect.path} {error.code}"):
+            logger.warning("a client's request (POST %s) was refused: %s", dialect.path, error.message)
 
     async def _count(self, body: bytes, request: Request) -> Response:
         """Count the tokens of a prompt that no session is begun for."""
@@ -184,47 +227,64 @@ class LiveEndpoint(Endpoint):
 
     # Which session
 
-    async def _join(self, body: bytes, request: Request) -> str:
+    async def _read(self, body: bytes, request: Request) -> tuple[Asked, _Claim]:
+        """Read a request, and what it says of its session. No session begins by it. Raises ApiError."""
+        dialect = dialect_of(request)
+        claim = await self._reader.work(len(body) > LONG_BODY, _claim_in, body, request.headers.get(HEADER))
+        kept: dict[str, Conversation] = {}
+        async with self.moving:
+            self._check_open()
+            if (claimed := self._claimed(claim)) is not None and claimed.goes_on:
+                kept |= (await self._bring(claimed.id)).kept
+        try:
+            asked = await self._reader.read(body, dialect, kept)
+            self._reader.check_asked(asked)
+        except ApiError as error:
+            error.message += await elsewhere(body, dialect)
+            self._refused(self._reader, error, dialect)
+            raise
+        return asked, claim
+
+    def _join(self, asked: Asked, claim: _Claim) -> str:
         """Return the id of a request's session; begin a session where there is no such one. Raises ApiError."""
-        told, dialect = self._told(body), dialect_of(request)
-        name = request.headers.get(HEADER) or as_object(told.get("metadata")).get("session_id")
-        if name is not None:
-            return self._named(name)
-        previous = told.get("previous_response_id")
-        if isinstance(previous, str) and (found := self._of_answer(previous)) is not None:
-            stored = self._store.find(found)
-            if stored is not None and stored.is_open:
-                return found
-        asked = await self._read(body, dialect)
-        for end in range(len(asked.messages) - 1, 0, -1):
-            if asked.messages[end]["role"] == "assistant" or asked.messages[end - 1]["role"] != "assistant":
-                continue
-            if (found := self._store.at(asked.digests[end])) is not None:
-                self._joined[found] = asked.digests[end]
+        claimed = self._claimed(claim)
+        if claimed is not None and claimed.goes_on:
+            return claimed.id
+        if claim.name is not None:
+            return self._begin(str(claim.name), 1) if claimed is None else self._next(claimed.id)
+        for digest in continued(asked):
+            # A place that a running request continues is that client's.
+            if (found := self._store.at(digest, but=partial(self._is_continued, digest))) is not None:
                 return found
         return self._begin(secrets.token_urlsafe(12), 1)
 
-    async def _read(self, body: bytes, dialect: Dialect) -> Asked:
-        work = partial(read, body, dialect, Reading(dialect.api), {}, self._chat, None)
-        return await self._thread.submit(work) if len(body) > LONG_BODY else work()
+    def _is_continued(self, digest: Digest, id: str) -> bool:
+        return id in self.open and self.open[id].is_continued(digest)
 
-    def _told(self, body: bytes) -> dict[str, JSON]:
-        try:
-            return as_object(from_json(body))
-        except ValueError:
-            return {}  # The session says what is wrong.
+    def _claimed(self, claim: _Claim) -> StoredSession | None:
+        """Find the session that a request names: the newest part of a name, else the session of an answer.
 
-    def _named(self, name: object) -> str:
+        Raises ApiError for a name of another form, and for a part that was never begun.
+        """
+        name = claim.name
+        if name is None:
+            id = self._of_answer(claim.answer) if isinstance(claim.answer, str) else None
+            return None if id is None else self._store.find(id)
         found = ID.fullmatch(name) if isinstance(name, str) else None
         if found is None:
             message = f"{HEADER}: expected 1 to 100 letters, digits, '.', '_', ':' and '-', found {name!r:.120}."
             raise ApiError(400, message, param=HEADER, code="invalid_value")
         stored = self._store.newest_of(found[1])
-        if stored is None and found[2] is None:
-            return self._begin(found[1], 1)
-        if stored is None or (found[2] is not None and int(found[2]) > stored.part):
+        if found[2] is not None and (stored is None or int(found[2]) > stored.part):
             raise ApiError(404, f"{HEADER}: no session {name!r:.120} was begun.", param=HEADER, code="unknown_session")
-        return stored.id if stored.is_open else self._begin(stored.name, stored.part + 1)
+        return stored
+
+    def _next(self, id: str) -> str:
+        """Begin the next part of a session's name."""
+        stored = self._store.find(id)
+        assert stored is not None
+        newest = self._store.newest_of(stored.name)
+        return self._begin(stored.name, 1 + (stored if newest is None else newest).part)
 
     def _begin(self, name: str, part: int) -> str:
         return self._store.begin(name, part, self._now())
@@ -241,7 +301,10 @@ class LiveEndpoint(Endpoint):
         Raises ApiError where requests of too many sessions are being answered.
         """
         if id in self.open:
-            return self.open[id]
+            session = self.open[id]
+            if session.is_busy or not session.is_lost:
+                return session
+            await self._put_away(id)
         if len(self.open) >= MOST_AT_ONCE:
             silent = [other for other, one in self.open.items() if not one.is_busy]
             if not silent:
@@ -251,25 +314,31 @@ class LiveEndpoint(Endpoint):
         stored = self._store.find(id)
         session = self._made(id)
         if stored is not None and stored.record is not None and stored.state is not None:
-            session.resume(stored.record, stored.state)
+            try:
+                session.resume(stored.record, stored.state)
+            except DataError as error:
+                logger.error("session %s cannot go on: %s. Its client begins another part of it", id, error)
+                self._store.stop(id)
+                return await self._bring(self._next(id))
+        self._last[id] = self._now() if stored is None else stored.last
         self.open[id], self._tokens[id] = session, (token := secrets.token_urlsafe(24))
         self._sessions[token] = session
         return session
 
     def _made(self, id: str) -> LiveSession:
-        answered = partial(self._answered, id)
-        return LiveSession(self._make(id), self._tool_lists, self._thread, strict=False, on_answer=answered)
+        return LiveSession(id, self._make(id), self._tool_lists, self._thread, on_answer=self._answered)
 
     def _asked(self, id: str) -> None:
         self._last[id] = now = self._now()
         self._store.asked(id, now)
 
-    def _answered(self, id: str, session: LiveSession, completion: Completion, history: Digest) -> None:
+    def _answered(self, session: LiveSession, call: Call) -> None:
         """Write a session down before its answer is sent."""
-        self._last[id] = now = self._now()
-        written, left = session.written(), self._joined.pop(id, None)
-        answer = completion.id, history
-        self._store.keep(id, now, written.versions, written.record, written.state, answer, left)
+        self._last[session.id] = now = self._now()
+        written, answer = session.written(), (call.begun.id, call.branch.digest)
+        self._store.keep(
+            *(session.id, now, written.versions, written.record, written.state), answer, continued(call.asked)
+        )
 
     async def rest(self, before: float) -> None:
         """Write down sessions that were silent since `before`, and take them from memory."""
@@ -280,14 +349,17 @@ class LiveEndpoint(Endpoint):
                         await self._put_away(id)
 
     async def _put_away(self, id: str) -> None:
-        session, last = self.open.pop(id), self._last.pop(id, self._now())
-        self._sessions.pop(self._tokens.pop(id), None)
-        self._joined.pop(id, None)
+        session, last = self._forget(id)
         if session.is_lost:  # The store has it as its last answer left it.
             await session.close()
             return
         written = await session.end()
         self._store.keep(id, last, written.versions, written.record, written.state)
+
+    def _forget(self, id: str) -> tuple[LiveSession, float]:
+        """Take a session from memory; return it, and the time of its last request or answer."""
+        self._sessions.pop(self._tokens.pop(id), None)
+        return self.open.pop(id), self._last.pop(id, self._now())
 
     # Feedback
 
@@ -338,6 +410,16 @@ class LiveEndpoint(Endpoint):
             raise UnknownSession(response)
         assert session is not None
         return session, float(value), texts["id"], texts["comment"]
+
+
+def _claim_in(body: bytes, name: str | None) -> _Claim:
+    """Read what a request says of its session. `name`: its header, which counts before its body."""
+    try:
+        told = as_object(from_json(body))
+    except ValueError:  # of which `read` says what is wrong
+        told = {}
+    answer = told.get("previous_response_id") or as_object(told.get("thread")).get("previous_message_id")
+    return _Claim(name or as_object(told.get("metadata")).get("session_id"), answer)
 
 
 def _stopping() -> ApiError:

@@ -29,6 +29,12 @@ from agentrl.trajectory import Message, Status, Trajectory
 from agentrl.trajectory.picture import pictures_in
 from agentrl.trajectory.staleness import newest_version, oldest_version
 
+ROOM = (
+    "The server's operator gives sessions more room by actor_rollout_ref.rollout.max_model_len, or by "
+    "data.max_prompt_length and data.max_response_length."
+)
+"""Keys for a request that fits in no session."""
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -45,20 +51,19 @@ class LiveSession(Session):
 
     def __init__(
         self,
+        id: str,
         episode: Episode,
         tool_lists: dict[Digest, list[ToolSchema]],
         thread: OwnThread,
         *,
-        strict: bool,
-        on_answer: Callable[[LiveSession, Completion, Digest], None],
+        on_answer: Callable[[LiveSession, Call], None],
     ) -> None:
-        """`on_answer(session, completion, history)`: called before an answer is sent, with the digest of the history
-        that ends with it.
-        """
-        super().__init__(episode, tool_lists, thread, strict=strict)
+        """`on_answer`: called when an answer is recorded, before all of it is sent."""
+        super().__init__(episode, tool_lists, thread)
+        self.id = id
         self._on_answer = on_answer
-        self.held = 0
-        """Requests that have found the session and are not placed yet."""
+        self.held: list[Asked] = []
+        """Requests that have found the session; their answers, if they are streams, may take longer."""
 
     @property
     def is_busy(self) -> bool:
@@ -70,16 +75,27 @@ class LiveSession(Session):
         """The engine failed, or was stopped: a later request continues the stored session."""
         return self.over.is_set()
 
+    def is_continued(self, digest: Digest) -> bool:
+        """Say whether a request that is not answered yet continues the history of this digest."""
+        running = (*self.held, *(call.asked for call in self._tasks.values()))
+        return any(digest in continued(asked) for asked in running)
+
     async def _answer(self, call: Call) -> Completion:
         completion = await super()._answer(call)
-        self._on_answer(self, completion, call.branch.digest)
+        self._on_answer(self, call)
         return completion
 
-    def _check_asked(self, asked: Asked) -> None:
-        super()._check_asked(asked)
+    def check_asked(self, asked: Asked) -> None:
+        super().check_asked(asked)
         if any(pictures_in(asked.messages)):
             message = "A message has an image, and live sessions are recorded without images."
             raise ApiError(400, message, param="messages", code="unsupported_value")
+
+    def refuse(self, status: Status, message: str) -> ApiError:
+        ending, error = self.ending, super().refuse(status, message)
+        self.ending = ending  # The record ends as its last answer left it: the request goes to another session.
+        error.message += f" {ROOM}"
+        return error
 
     async def end(self) -> Written:
         """End the session in this process, without answers that no client took; return its form for the store."""
@@ -150,6 +166,17 @@ class LiveSession(Session):
                 if tokens == len(episode.transcript):
                     branch.tip = place
             self.branches.all.append(branch)
+
+
+def continued(asked: Asked) -> list[Digest]:
+    """List the digests of histories that a request may continue, the longest first; each ends with an answer."""
+    messages = asked.messages
+    ends = range(len(messages) - 1, 0, -1)
+    return [
+        asked.digests[end]
+        for end in ends
+        if messages[end]["role"] != "assistant" and messages[end - 1]["role"] == "assistant"
+    ]
 
 
 def _state_of(branch: Branch, places: Sequence[tuple[Digest, Checkpoint[Branch]]]) -> dict[str, object]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -125,6 +125,11 @@ class StoredSession:
     def is_open(self) -> bool:
         """No prompt took it, and it did not end without."""
         return self.prompt is None and self.fate is None
+
+    @property
+    def goes_on(self) -> bool:
+        """A request may continue it."""
+        return self.is_open and (self.record is None or self.state is not None)
 
 
 COLUMNS = tuple(StoredSession.__dataclass_fields__)
@@ -256,21 +261,24 @@ class Store:
         record: bytes,
         state: str,
         answer: tuple[str, bytes] | None = None,
-        left: bytes | None = None,
+        left: Iterable[bytes] = (),
     ) -> None:
-        """Write an open session as it is now, with the oldest and the newest version of its tokens.
+        """Write a session as it is now, with the oldest and the newest version of its tokens, if it is open.
 
-        `answer`: id of a new answer, and the digest of the history that ends with it. `left`: the digest by which its
-        request was joined to the session; no other request is.
+        `answer`: id of a new answer, and the digest of the history that ends with it. `left`: digests of the histories
+        that its request continues; no other request is joined to the session by them.
         """
         with self._transaction():
-            self._link.execute(
+            found = self._link.execute(
                 "UPDATE sessions SET last = ?, oldest = ?, newest = ?, record = ?, state = ? "
                 f"WHERE id = ? AND {IS_OPEN}",
                 (now, *versions, record, state, id),
             )
-            if left is not None:
-                self._link.execute("DELETE FROM places WHERE digest = ? AND session = ?", (left, id))
+            if not found.rowcount:
+                return
+            self._link.executemany(
+                "DELETE FROM places WHERE digest = ? AND session = ?", [(digest, id) for digest in left]
+            )
             if answer is not None:
                 self._link.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (answer[0], id))
                 self._link.execute("INSERT OR REPLACE INTO places (digest, session) VALUES (?, ?)", (answer[1], id))
@@ -280,13 +288,26 @@ class Store:
         with self._transaction():
             self._link.execute("UPDATE sessions SET last = ? WHERE id = ?", (now, id))
 
-    def at(self, digest: bytes) -> str | None:
+    def undo(self, id: str) -> bool:
+        """Delete a session without an answer or feedback; say whether it was one."""
+        with self._transaction():
+            return bool(
+                self._link.execute(
+                    f"DELETE FROM sessions WHERE id = ? AND record IS NULL AND score IS NULL AND {IS_OPEN}", (id,)
+                ).rowcount
+            )
+
+    def stop(self, id: str) -> None:
+        """Note that an open session does not go on; it may still be trained on."""
+        with self._transaction():
+            self._link.execute("UPDATE sessions SET state = NULL WHERE id = ?", (id,))
+            self._link.execute("DELETE FROM places WHERE session = ?", (id,))
+
+    def at(self, digest: bytes, but: Callable[[str], bool] = lambda id: False) -> str | None:
         """Find the open session whose history has this digest, and that no request continues from there; of several the
-        newest."""
-        found = self._link.execute(
-            "SELECT session FROM places WHERE digest = ? ORDER BY number DESC LIMIT 1", (digest,)
-        ).fetchone()
-        return None if found is None else str(found[0])
+        newest. `but`: says which are left out."""
+        found = self._link.execute("SELECT session FROM places WHERE digest = ? ORDER BY number DESC", (digest,))
+        return next((str(id) for (id,) in found if not but(id)), None)
 
     def of_answer(self, id: str) -> str | None:
         """Find the session that an answer belongs to."""

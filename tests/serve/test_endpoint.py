@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ import httpx
 import openai
 import pytest
 
-from agentrl.agent_loop import LoopContext
+from agentrl.agent_loop import LoopContext, LoopLimits
 from agentrl.chat import Chat
 from agentrl.engines.contract import SamplingParams
+from agentrl.errors import TrainingError
 from agentrl.observe.invariants import check_trajectory
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.serve.endpoint import HEADER, LiveEndpoint
@@ -24,13 +27,15 @@ from agentrl.serve.options import LiveOptions
 from agentrl.serve.rows import LiveRows
 from agentrl.serve.store import Store
 from agentrl.tool.toolset import ToolSet
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import Status, Trajectory
 from tests.agent_loop.conftest import LIMITS, chat, tiny_dir
 from tests.agent_loop.scripted_engine import ScriptedEngine
 
 __all__ = ["chat", "tiny_dir"]  # fixtures
 CLIENT, OPERATOR = "the-key-of-clients", "the-key-of-the-operator"
 Talk = list[Any]
+SMALL = replace(LIMITS, max_assistant_turns=2), replace(LIMITS, max_response_tokens=90)
+LONG = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "a b " * 1000}]}).encode()
 
 
 @dataclass
@@ -40,6 +45,7 @@ class Live:
     chat: Chat
     path: Path
     now: float = 1000.0
+    limits: LoopLimits = LIMITS
     engine: ScriptedEngine = field(init=False)
     store: Store = field(init=False)
     endpoint: LiveEndpoint = field(init=False)
@@ -51,7 +57,7 @@ class Live:
         """Serve until the end of the context; once more is a restart."""
         self.engine = ScriptedEngine(self.chat, lambda session, turn: f"Answer {turn} to {session.split('/')[1][:9]}")
         self.store = Store(self.path)
-        context = LoopContext(self.engine, self.chat, ToolSet.from_tools([]), {}, LIMITS)
+        context = LoopContext(self.engine, self.chat, ToolSet.from_tools([]), {}, self.limits)
         begin = partial(begin_episode, context, LiveRows([])[0], SamplingParams(1))
         options = LiveOptions(port=0, client_key=CLIENT, operator_key=OPERATOR)
         self.endpoint = LiveEndpoint(options, self.store, self.chat, begin, lambda: None, lambda: self.now)
@@ -130,6 +136,85 @@ class TestSessions:
             further, _ = await live.say([*talk, user("And?")])
             assert further not in found, "one that is asked again begins a session"
 
+    async def test_two_who_ask_at_the_same_time_are_told_apart(self, live: Live) -> None:
+        async with live.serving():
+            live.engine.script = lambda session, turn: "The same"
+            first, talk = await live.say([user("Hi")])
+            second, _ = await live.say([user("Hi")])
+            live.engine.together = 2
+            live.engine.all_run.clear()
+            found = await asyncio.gather(*(live.say([*talk, user(f"I am {name}")]) for name in "AB"))
+            assert {id for id, _ in found} == {first, second}
+
+    async def test_one_that_is_continued_by_its_name_is_continued_by_no_history(self, live: Live) -> None:
+        async with live.serving():
+            live.engine.script = lambda session, turn: "The same"
+            unnamed, talk = await live.say([user("Hi")])
+            await live.say([user("Hi")], "chat-7")
+            await live.say([*talk, user("And?")], "chat-7")
+            assert (await live.say([*talk, user("And?")]))[0] == unnamed
+
+    async def test_a_refused_request_continues_nothing(self, live: Live) -> None:
+        async with live.serving():
+            id, talk = await live.say([user("Hi")])
+            with pytest.raises(openai.BadRequestError):
+                await live.say([*talk, user("word " * 5000)])
+            said, live.engine.script = live.engine.script, lambda session, turn: RuntimeError("injected")
+            with pytest.raises(openai.InternalServerError):
+                await live.say([*talk, user("And?")])
+            live.engine.script = said
+            await live.say([user("A title for this?")], id)
+            assert (await live.say([*talk, user("And?")]))[0] == id
+
+    @pytest.mark.parametrize("name", ["chat-7", None])
+    @pytest.mark.parametrize("limits", SMALL, ids=["turns", "tokens"])
+    async def test_a_session_without_room_goes_on_in_the_next_part(
+        self, live: Live, name: str | None, limits: LoopLimits
+    ) -> None:
+        live.limits = limits
+        async with live.serving():
+            talk: Talk = []
+            ids = []
+            for number in range(6):
+                id, talk = await live.say([*talk, user(f"Question {number}")], name)
+                ids.append(id)
+            first = name or ids[0]
+            assert set(ids) >= {first, f"{first}~2"} and ids == sorted(ids) and len(set(ids)) < 6
+            await live.endpoint.rest(live.now)
+            assert live.recorded(first).status is Status.COMPLETED, "it ends as its last answer left it"
+
+    async def test_what_fits_in_no_session_is_refused_with_the_keys(self, live: Live) -> None:
+        async with live.serving():
+            _, talk = await live.say([user("Hi")], "chat-7")
+            with pytest.raises(openai.BadRequestError, match=r"context length.*rollout\.max_model_len"):
+                await live.say([*talk, user("a b " * 1000)], "chat-7")
+            assert [one.id for one in live.store.sessions()] == ["chat-7"] == list(live.endpoint.open)
+
+    @pytest.mark.parametrize("body", [b"no JSON", b'{"model": "policy", "messages": []}', LONG], ids=len)
+    @pytest.mark.parametrize("header", [{}, {HEADER: "chat-7"}], ids=["unnamed", "named"])
+    async def test_a_refused_request_begins_no_session(self, live: Live, body: bytes, header: dict[str, str]) -> None:
+        async with live.serving():
+            told = await live.http.post(
+                "/chat/completions", content=body, headers={"authorization": f"Bearer {CLIENT}", **header}
+            )
+            assert told.status_code == 400
+            assert not live.store.sessions() and not live.endpoint.open
+
+    async def test_a_store_that_cannot_be_written_holds_no_session(
+        self, live: Live, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with live.serving():
+            id, talk = await live.say([user("Hi")])
+
+            def asked(*given: object) -> None:
+                raise TrainingError("the disk is full")
+
+            with monkeypatch.context() as patch, pytest.raises(openai.InternalServerError):
+                patch.setattr(live.store, "asked", asked)
+                await live.say([*talk, user("And?")])
+            assert not live.endpoint.open[id].is_busy
+            assert (await live.say([*talk, user("And?")]))[0] == id
+
     async def test_a_client_goes_on_after_a_restart(self, live: Live) -> None:
         async with live.serving():
             id, talk = await live.say([user("Hi")], tools=[ADD])
@@ -206,7 +291,6 @@ class TestSessions:
             with pytest.raises(openai.InternalServerError):
                 await live.say([*talk, user("And?")])
             live.engine.script = said
-            await live.endpoint.rest(live.now - 1)
             again, _ = await live.say([*talk, user("And?")], id)
             assert again == id and len(live.recorded(id).transcripts) == 1
 

@@ -125,7 +125,7 @@ class TestSessions:
             store.keep(name, 1.0, (0, 0), b"", "{}", (f"a-{name}", b"same"))
         found = store.at(b"same")
         assert found == "two"
-        store.keep("two", 2.0, (0, 0), b"", "{}", ("a-three", b"other"), b"same")
+        store.keep("two", 2.0, (0, 0), b"", "{}", ("a-three", b"other"), [b"same"])
         assert store.at(b"same") == "one" and store.at(b"other") == "two" and store.at(b"none") is None
         store.take("one", 0)
         assert store.at(b"same") is None, "a session that is taken goes on no more"
