@@ -14,6 +14,7 @@ from agentrl.system.json_value import JSON, as_list, as_object
 from agentrl.system.plugin import nearest
 from agentrl.tool import Schema, ToolSchema
 from agentrl.tool.schema import look_up
+from agentrl.tool.work import Unbounded, Work
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _UNKNOWN = (
@@ -63,13 +64,13 @@ class ArgumentCheck:
     Members that the schema does not name are refused, in nested objects too, unless it allows them explicitly.
     """
 
-    __slots__ = ("_names", "_validator")
+    __slots__ = ("_names", "_validator", "_work")
 
     def __init__(self, schema: ToolSchema | Mapping[str, object]) -> None:
         """Compile `schema`.
 
-        Raises ConfigError when it is no OpenAI function schema, refers to anything outside itself, or requires members
-        that it does not allow.
+        Raises ConfigError when it is no OpenAI function schema, refers to anything outside itself, requires members
+        that it does not allow, or has more schemas for one value than `agentrl.tool.work.MOST`.
         """
         function = schema.get("function") if isinstance(schema, dict) else None
         if not isinstance(function, dict) or schema.get("type", "function") != "function":
@@ -92,11 +93,14 @@ class ArgumentCheck:
             )
         self._names = list(as_object(parameters.get("properties")))
         try:
+            self._work = Work(parameters)
             self._validator = jsonschema_rs.validator_for(closed(parameters), offline=True)
         except RecursionError:
             raise ConfigError(f"tool_schema of {name!r}: function.parameters is nested too deeply") from None
         except _Unmet as error:
             raise ConfigError(f"tool_schema of {name!r}: {error}") from None
+        except Unbounded as error:
+            raise ConfigError(f"tool_schema of {name!r}: function.parameters: {error}") from None
         except ValueError as error:
             raise ConfigError(
                 f"tool_schema of {name!r}: function.parameters is no valid JSON schema: {_short(str(error))}"
@@ -106,6 +110,8 @@ class ArgumentCheck:
         try:
             if self._validator.is_valid(arguments):
                 return None
+            if self._work.is_much(arguments):  # To list its faults takes a step for each way through the schema.
+                return "the arguments do not match the schema"
             faults = list(self._validator.iter_errors(arguments))
         except ValueError as error:  # not a JSON value, e.g. a lone surrogate
             return _short(str(error))
@@ -140,18 +146,18 @@ def closed(parameters: Schema) -> Schema:
     if re.search(r"draft-0?[3-7]", str(parameters.get("$schema"))):  # knows no unevaluatedProperties
         _check_required(top)
         return {"additionalProperties": False, **top}
-    return {"unevaluatedProperties": False, **_closed(top, top)}
+    return {"unevaluatedProperties": False, **_closed(top, top, {})}
 
 
-def _closed(schema: Schema, root: Schema, *, is_part: bool = False) -> Schema:
+def _closed(schema: Schema, root: Schema, known: dict[int, bool], *, is_part: bool = False) -> Schema:
     """Close the schema of a value. `is_part`: it is combined with others, which may name members of the same object."""
-    names = _names_members(schema, root)
+    names = _names_members(schema, root, known)
     is_combined = {"anyOf": is_part or names, "oneOf": is_part or names, "allOf": True}
     # A definition is closed where it is referred to.
     is_combined |= {"$defs": True, "definitions": True}
 
     def close(key: str, value: JSON) -> JSON:
-        return _closed(value, root, is_part=is_combined.get(key, False)) if isinstance(value, dict) else value
+        return _closed(value, root, known, is_part=is_combined.get(key, False)) if isinstance(value, dict) else value
 
     out: Schema = {}
     for key, value in schema.items():
@@ -185,14 +191,18 @@ def _check_required(schema: Schema) -> None:
             )
 
 
-def _names_members(schema: Schema, root: Schema, seen: frozenset[str] = frozenset()) -> bool:
-    """True when a schema names members of an object, by itself, by its reference or by a part that always holds."""
-    parts = [part for part in as_list(schema.get("allOf")) if isinstance(part, dict)]
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference not in seen:
-        seen = seen | {reference}
-        parts.append(as_object(look_up(reference, root)))
-    return bool(schema.get("properties")) or any(_names_members(part, root, seen) for part in parts)
+def _names_members(schema: Schema, root: Schema, known: dict[int, bool]) -> bool:
+    """True when a schema names members of an object, by itself, by its reference or by a part that always holds.
+
+    `known`: the answers by the schemas' `id`, to which this one is added. No schema may lead back to itself.
+    """
+    if id(schema) not in known:
+        parts = [part for part in as_list(schema.get("allOf")) if isinstance(part, dict)]
+        if isinstance(reference := schema.get("$ref"), str) and isinstance(named := look_up(reference, root), dict):
+            parts.append(named)
+        is_named = bool(schema.get("properties"))
+        known[id(schema)] = is_named or any(_names_members(part, root, known) for part in parts)
+    return known[id(schema)]
 
 
 def _innermost(fault: jsonschema_rs.ValidationError) -> jsonschema_rs.ValidationError:

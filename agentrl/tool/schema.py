@@ -12,6 +12,7 @@ import typing
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
+from urllib.parse import unquote
 
 import pydantic
 
@@ -96,12 +97,26 @@ def resolved(schema: JSON, root: Schema) -> JSON:
 
 def look_up(reference: str, root: Schema) -> JSON:
     """Look up a `$ref` within the schema `root`. True, the schema that allows everything, if it is missing."""
+    try:
+        return pointed_at(reference, root)
+    except LookupError:
+        return True
+
+
+def pointed_at(reference: str, root: Schema) -> JSON:
+    """Follow a `$ref` that is a JSON pointer (RFC 6901) into `root`. Raises LookupError."""
+    head, _, pointer = reference.partition("#")
+    if head or (pointer and not pointer.startswith("/")):
+        raise LookupError(reference)
     found: JSON = root
-    for part in reference.removeprefix("#").strip("/").split("/") if reference.strip("#/") else ():
+    for part in unquote(pointer).split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, dict) or part not in found:
-            return True
-        found = found[part]
+        if isinstance(found, list) and part.isascii() and part.isdecimal():
+            found = found[int(part)]
+        elif isinstance(found, dict):
+            found = found[part]
+        else:
+            raise LookupError(reference)
     return found
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agentrl.chat import Chat
 from agentrl.chat.check import sample_arguments, start_up_check
-from agentrl.chat.formats.arguments import NO_VALUE, read_argument, read_literal
+from agentrl.chat.formats.arguments import NO_VALUE, admits, read_argument, read_literal
 from agentrl.errors import ConfigError
 from agentrl.tool import Schema, ToolSchema
 from agentrl.tool.arguments import ArgumentCheck
@@ -314,3 +314,11 @@ def test_the_start_up_check_finds_values_that_do_not_come_back(tmp_path: Path) -
 def test_numbers_beyond_the_interpreters_limit_stay_text() -> None:
     digits = "1" * (sys.get_int_max_str_digits() + 1)
     assert read_argument(digits, {"type": "integer"}, {}) == digits
+
+
+def test_a_schema_that_multiplies_is_asked_once() -> None:
+    """A client's tool may have it: each of 60 definitions names the next one twice."""
+    root: Schema = {f"d{number}": {"allOf": [{"$ref": f"#/d{number + 1}"} for _ in "ab"]} for number in range(60)}
+    root["d60"] = {"anyOf": [{"type": "string"}, {"$ref": "#/d0"}]}
+    root["d61"] = {"$ref": "#/d61", "type": "integer"}
+    assert admits({"$ref": "#/d0"}, "x", root) and admits(root["d61"], 1, root) and not admits(root["d61"], "x", root)

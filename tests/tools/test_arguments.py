@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -144,6 +145,78 @@ def test_a_schema_nested_too_deeply_is_refused() -> None:
         schema = {"items": schema}
     with naming(ConfigError, "nested"):
         check_of({"properties": {"x": schema}})
+
+
+def chain(names: list[str], **top: Any) -> Schema:
+    """Definitions of which each names the next one twice about the same value."""
+    twice = [{"allOf": [{"$ref": name}] * 2} for name in names[1:]]
+    definitions = {f"d{number}": {**one, **top} for number, one in enumerate([*twice, {}])}
+    return {"$defs": definitions, "allOf": [{"$ref": names[0]}]}
+
+
+POINTERS = [f"#/$defs/d{number}" for number in range(40)]
+WEB: Schema = {"allOf": [{"$ref": name} for name in POINTERS[:12]]}
+UNBOUNDED: list[tuple[Schema, str]] = [
+    (chain(POINTERS), "more than 10,000 of its schemas"),
+    ({"properties": {"x": chain(POINTERS)}, **chain(POINTERS[:3])}, "path to a schema"),
+    ({"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": chain(POINTERS)["$defs"]}, "more than 10,000"),
+    ({**WEB, "$defs": {f"d{number}": WEB for number in range(12)}}, "leads back to itself"),
+    ({"properties": {"x": {"$ref": "#d0"}}, "$defs": {"d0": {"$anchor": "d0"}}}, "path to a schema.*'#d0'"),
+    ({"properties": {"x": {"$id": "http://x/", "$ref": "#/$defs/d0"}}, "$defs": {"d0": {}}}, "`.id` below its top"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "said"), UNBOUNDED)
+def test_a_schema_that_multiplies_is_refused(parameters: Schema, said: str) -> None:
+    """A validator would take hours, as a log or a row can name it."""
+    with pytest.raises(ConfigError, match=f"tool_schema of 'f': function.parameters: .*{said}"):
+        check_of(json.loads(json.dumps(parameters)))
+
+
+def test_references_by_members_and_into_lists_are_no_work() -> None:
+    members: Schema = {f"a{number}": {"$ref": f"#/$defs/d{number}"} for number in range(30)}
+    web: Schema = {f"d{number}": {"type": "object", "properties": members} for number in range(30)}
+    listed: Schema = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    check = check_of(
+        {
+            "properties": {"x": {"$ref": "#/$defs/d0"}, "y": listed, "z": {"$ref": "#/properties/y/anyOf/0"}},
+            "$defs": {**web, "of [a]": {"type": "string"}, "of_b": {"$ref": "#/$defs/of%20%5Ba%5D"}},
+        }
+    )
+    assert check({"x": {"a1": {"a2": {}}}, "z": 3}) is None
+    assert check({"x": {"a1": {"b": {}}}}) == "unknown argument 'b' in x.a1"
+    assert check({"z": "3"}) is not None
+
+
+def test_the_faults_of_alternatives_within_alternatives_are_not_listed() -> None:
+    """At each of 60 levels a fault is one of both alternatives, so there are 2 to the 60."""
+    either: list[Schema] = [
+        {"type": "object", "properties": {"of": {"$ref": "#/$defs/e"}, "is": {"const": kind}}, "required": ["is"]}
+        for kind in "ab"
+    ]
+    check = check_of(
+        {"properties": {"x": {"$ref": "#/$defs/e"}}, "$defs": {"e": {"anyOf": [*either, {"type": "null"}]}}}
+    )
+    right: Any = None
+    wrong: Any = "x"
+    for _ in range(60):
+        right, wrong = {"of": right, "is": "b"}, {"of": wrong, "is": "b"}
+    assert check({"x": right}) is None
+    assert check({"x": wrong}) == "the arguments do not match the schema"
+    assert "anyOf" in (check({"x": {"of": "x", "is": "b"}}) or "")
+    for _ in range(900):
+        wrong = {"of": wrong, "is": "b"}
+    assert check({"x": wrong}) == "the arguments do not match the schema"
+
+
+def test_the_faults_of_a_deep_list_are_told() -> None:
+    """A schema that refers to itself once is no work, however deep the value."""
+    item: Schema = {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#/$defs/e"}}]}
+    check = check_of({"properties": {"x": {"$ref": "#/$defs/e"}}, "$defs": {"e": item}})
+    wrong: Any = "x"
+    for _ in range(100):
+        wrong = [wrong]
+    assert "anyOf" in (check({"x": wrong}) or "")
 
 
 def test_the_reason_is_told_however_long_the_value() -> None:

@@ -277,18 +277,25 @@ def _unescape(escape: re.Match[str]) -> str:
     return chr(point)
 
 
-def admits(schema: JSON, value: JSON, root: Schema, seen: frozenset[str] = frozenset()) -> bool:
+def admits(schema: JSON, value: JSON, root: Schema, known: dict[int, bool] | None = None) -> bool:
     """True when the schema allows a value of this type. Only enum and const are checked among its other rules.
 
-    `root`: the schema that `$ref`s are looked up in. `seen`: references on the way here, each followed once.
+    `root`: the schema that `$ref`s are looked up in. `known`: the answers for this value by the schemas' `id`, so that
+    each is asked once, however many references lead to it.
     """
     if not isinstance(schema, dict):
         return schema is not False
+    known = {} if known is None else known
+    if id(schema) not in known:
+        known[id(schema)] = True  # A reference that leads back to itself adds no rule.
+        known[id(schema)] = _admits(schema, value, root, known)
+    return known[id(schema)]
+
+
+def _admits(schema: Schema, value: JSON, root: Schema, known: dict[int, bool]) -> bool:
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference not in seen:
-        seen = seen | {reference}
-        if not admits(look_up(reference, root), value, root, seen):
-            return False
+    if isinstance(reference, str) and not admits(look_up(reference, root), value, root, known):
+        return False
     kinds = schema.get("type")
     named = [kinds] if isinstance(kinds, str) else as_list(kinds)
     if kinds is not None and not any(_is_kind(value, kind) for kind in named):
@@ -296,13 +303,9 @@ def admits(schema: JSON, value: JSON, root: Schema, seen: frozenset[str] = froze
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     if listed is not None and not any(_same(value, member) for member in as_list(listed)):
         return False
-    return _admits_choice(schema, value, root, seen)
-
-
-def _admits_choice(schema: Schema, value: JSON, root: Schema, seen: frozenset[str]) -> bool:
     for key, enough in (("anyOf", any), ("oneOf", any), ("allOf", all)):
         options = as_list(schema.get(key))
-        if options and not enough(admits(option, value, root, seen) for option in options):
+        if options and not enough(admits(option, value, root, known) for option in options):
             return False
     return True
 
