@@ -114,6 +114,25 @@ class Logged:
 
 
 @dataclass(slots=True)
+class Answered:
+    """A call whose answer a server keeps, so that another request may go on from it."""
+
+    call: Call
+    shown: int
+    """Place of prompt and answer in the tree of messages as they were written."""
+    instructions: list[Message]
+    """First message of the prompt, if it is of `instructions`: the next request replaces it."""
+    sent: list[str]
+    """Ids of the answer's calls, as the next request names them."""
+
+    def last(self) -> ChatMessage:
+        """Return the last turn as the server keeps it."""
+        made = ChatMessage.model_validate(self.call.turns[-1])
+        calls = [one.model_copy(update={"id": id}) for one, id in zip(made.tool_calls or (), self.sent, strict=True)]
+        return made.model_copy(update={"tool_calls": calls or None})
+
+
+@dataclass(slots=True)
 class Reader:
     """Reads records one after another."""
 
@@ -124,9 +143,8 @@ class Reader:
     """Tools of calls whose form may not say which they had: spans without definitions of tools."""
     unread: Counter[str] = field(default_factory=Counter)
     """Members of requests and answers that are not read, by API, and in how many calls each is."""
-    _kept: dict[str, tuple[Call, bool, list[str]]] = field(default_factory=dict)
-    """Calls by the answer's id; true: the first message is of `instructions`, which the next request replaces; ids of
-    the answer's calls, as the next request names them."""
+    _kept: dict[str, Answered] = field(default_factory=dict)
+    """Calls by the answer's id."""
     _items: dict[str, JSON] = field(default_factory=dict)
     """Items of answers by their id."""
     _last: dict[str, str] = field(default_factory=dict)
@@ -160,9 +178,8 @@ class Reader:
     def _read(self, logged: Logged, record: Record, form: str) -> list[Call]:
         reading, dialect = Reading(logged.api), DIALECTS[logged.api]
         body = {name: logged.body[name] for name in PROMPT[logged.api] if logged.body.get(name) is not None}
-        kept: dict[str, Kept] = {}
-        if logged.follows is not None:
-            kept = self._before(logged.follows)
+        before = None if logged.follows is None else self._before(logged.follows)
+        kept = {} if before is None else self._as_kept(before, logged)
         if logged.api == "responses":
             body["input"] = self._whole_items(body.get("input"))
             if logged.follows is not None:
@@ -173,12 +190,17 @@ class Reader:
         check_texts(body.get("input" if logged.api == "responses" else "messages"))
         request = dialect.read(json.dumps(body).encode(), reading, kept)
         prompt = numbered([plain(message) for message in request.messages])
+        instructions = prompt[:1] if logged.body.get("instructions") else []
         later = request.later if isinstance(request, Translated) else ()
         functions = [*request.functions, *cast(Sequence[ToolSchema], later)]
         if not functions and form == SPANS:
             functions = list(self.tools)
         text, defaults = self._declared(functions)
-        place, shown = self.tree.extended(ROOT, prompt, defaults), self.shown.extended(ROOT, prompt)
+        place, shown, depth = ROOT, ROOT, len(prompt)
+        if before is not None and logged.api == "responses":
+            place, shown, prompt = self._continued(before, instructions, prompt[len(instructions) + 1 :])
+            depth = len(prompt) + (before.call.depth + len(before.call.turns) if place else 0)
+        place, shown = self.tree.extended(place, prompt, defaults), self.shown.extended(shown, prompt)
         begun = request.begun if isinstance(request, Translated) else ""
         calls = []
         for answer in logged.answers:
@@ -197,11 +219,11 @@ class Reader:
                     trace=first_id((record.fields, logged.body), TRACES),
                     model=model_of(logged.response, logged.body, record.fields),
                     time=time_of(record.fields, logged.response),
-                    depth=len(prompt),
+                    depth=depth,
                 )
             )  # fmt: skip
         if logged.api != "chat" and calls:
-            self._keep(logged, calls[0], sent)
+            self._keep(logged, calls[0], instructions, sent)
         known = fields_of(logged.api)
         strange = [name for name, value in logged.body.items() if name not in known and value not in (None, [], {})]
         strange = strange if logged.own else []
@@ -253,24 +275,38 @@ class Reader:
             self._tools[text] = (text, defaults_of(functions, doubles=False))
         return self._tools[text]
 
-    def _keep(self, logged: Logged, call: Call, sent: list[str]) -> None:
+    def _keep(self, logged: Logged, call: Call, instructions: list[Message], sent: list[str]) -> None:
         if isinstance(id := logged.response.get("id"), str):
-            self._kept[id] = (call, bool(logged.body.get("instructions")), sent)
+            self._kept[id] = Answered(call, self.shown.extended(call.shown, call.turns), instructions, sent)
         for item in as_list(logged.answers[0]) if logged.api == "responses" else ():
             if isinstance(item, dict) and isinstance(item.get("id"), str):
                 self._items[str(item["id"])] = item
 
-    def _before(self, id: str) -> dict[str, Kept]:
-        """Return the conversation that a request goes on from. Raises Waits."""
+    def _before(self, id: str) -> Answered:
+        """Return the call that a request goes on from. Raises Waits."""
         if id not in self._kept:
             raise Waits(id)
-        call, instructed, sent = self._kept[id]
-        messages = [*self.shown.path(call.shown), *call.turns]
-        made = [ChatMessage.model_validate(message) for message in messages[instructed:]]
-        calls = [one.model_copy(update={"id": id}) for one, id in zip(made[-1].tool_calls or (), sent, strict=True)]
-        made[-1] = made[-1].model_copy(update={"tool_calls": calls or None})
-        tools = json.loads(call.tools) if call.tools else None
-        return {id.removeprefix("resp_").removeprefix("msg_"): Kept(made, tools)}
+        return self._kept[id]
+
+    def _as_kept(self, before: Answered, logged: Logged) -> dict[str, Kept]:
+        """Return what a request goes on from; of Responses the last turn alone, as their reader needs no more."""
+        earlier = [] if logged.api == "responses" else self.shown.path(before.shown)[:-1]
+        made = [*map(ChatMessage.model_validate, earlier), before.last()]
+        tools = json.loads(before.call.tools) if before.call.tools else None
+        return {str(logged.follows).removeprefix("resp_").removeprefix("msg_"): Kept(made, tools)}
+
+    def _continued(
+        self, before: Answered, instructions: list[Message], new: list[Message]
+    ) -> tuple[int, int, list[Message]]:
+        """Return the places of a prompt's beginning in both trees, and the messages behind it.
+
+        The beginning is the earlier prompt and answer, so that a long chain is read in linear time; with other
+        instructions it is another one.
+        """
+        if instructions == before.instructions:
+            return before.call.end, before.shown, new
+        earlier = self.shown.path(before.shown)[len(before.instructions) :]
+        return ROOT, ROOT, [*instructions, *earlier, *new]
 
     def _whole_items(self, given: JSON) -> JSON:
         """Replace items that stand for others by these. Reasoning that only its provider can read is left out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +218,26 @@ def test_joining_takes_steps_that_are_linear_in_the_log(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Tree, "up", counted)
     assert counted_steps(80) < 2.2 * counted_steps(40)
+
+
+def test_a_chain_of_kept_answers_is_read_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that are read are counted: a request goes on from the one before, and does not repeat it."""
+    steps, read = 0, Tree.extended
+
+    def counted(tree: Tree, place: int, messages: Sequence[Message], *defaults: Any) -> int:
+        nonlocal steps
+        steps += len(messages)
+        return read(tree, place, messages, *defaults)
+
+    monkeypatch.setattr(Tree, "extended", counted)
+    reader = Reader()
+    for number in range(50):
+        output: Any = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "1"}]}]
+        more = {"previous_response_id": f"resp_{number - 1}"} if number else {}
+        body = {"input": f"q{number}", "instructions": "Be brief.", **more}
+        (made,) = reader.calls(Record("", {"request": body, "response": {"id": f"resp_{number}", "output": output}}))
+    assert made.depth == 100 and len(reader.shown.path(made.shown)) == 100
+    assert steps <= 5 * 50 + 2
 
 
 @pytest.mark.parametrize("own", [True, False])
