@@ -21,7 +21,7 @@ from agentrl.errors import DataError, TrainingError
 from agentrl.system.json_value import JSON
 
 STORE_FILE = "live.sqlite"
-VERSION = 1
+VERSION = 2
 """Version of the tables below, `PRAGMA user_version` of the file."""
 APPLICATION = 0x61676C76
 """`PRAGMA application_id` of the file: `aglv`."""
@@ -35,14 +35,15 @@ CREATE TABLE sessions (
     last REAL NOT NULL,
     oldest INTEGER,
     newest INTEGER,
-    record BLOB,
-    state TEXT,
     score REAL,
-    prompt INTEGER UNIQUE,
+    prompt INTEGER,
     fate TEXT
 );
 CREATE UNIQUE INDEX parts ON sessions (name, part);
+CREATE UNIQUE INDEX taken ON sessions (prompt) WHERE prompt IS NOT NULL;
 CREATE INDEX waiting ON sessions (last) WHERE prompt IS NULL AND fate IS NULL;
+CREATE INDEX judged ON sessions (oldest, last, id) WHERE prompt IS NULL AND fate IS NULL AND score IS NOT NULL;
+CREATE TABLE tokens (session TEXT PRIMARY KEY, record BLOB NOT NULL, state TEXT);
 CREATE TABLE places (number INTEGER PRIMARY KEY, digest BLOB NOT NULL, session TEXT NOT NULL);
 CREATE UNIQUE INDEX places_by_digest ON places (digest, session);
 CREATE INDEX places_of ON places (session);
@@ -133,6 +134,7 @@ class StoredSession:
 
 
 COLUMNS = tuple(StoredSession.__dataclass_fields__)
+STORED = f"SELECT {', '.join(COLUMNS)} FROM sessions LEFT JOIN tokens ON tokens.session = sessions.id"
 
 
 class Store:
@@ -240,7 +242,7 @@ class Store:
         return self._one("prompt = ?", prompt)
 
     def _one(self, where: str, *values: object) -> StoredSession | None:
-        row = self._link.execute(f"SELECT {', '.join(COLUMNS)} FROM sessions WHERE {where}", values).fetchone()
+        row = self._link.execute(f"{STORED} WHERE {where}", values).fetchone()
         if row is None:
             return None
         told = dict(zip(COLUMNS, row, strict=True))
@@ -270,12 +272,12 @@ class Store:
         """
         with self._transaction():
             found = self._link.execute(
-                "UPDATE sessions SET last = ?, oldest = ?, newest = ?, record = ?, state = ? "
-                f"WHERE id = ? AND {IS_OPEN}",
-                (now, *versions, record, state, id),
+                f"UPDATE sessions SET last = ?, oldest = ?, newest = ? WHERE id = ? AND {IS_OPEN}",
+                (now, *versions, id),
             )
             if not found.rowcount:
                 return
+            self._link.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)", (id, record, state))
             self._link.executemany(
                 "DELETE FROM places WHERE digest = ? AND session = ?", [(digest, id) for digest in left]
             )
@@ -293,15 +295,20 @@ class Store:
         with self._transaction():
             return bool(
                 self._link.execute(
-                    f"DELETE FROM sessions WHERE id = ? AND record IS NULL AND score IS NULL AND {IS_OPEN}", (id,)
+                    f"DELETE FROM sessions WHERE id = ? AND score IS NULL AND {IS_OPEN} "
+                    "AND id NOT IN (SELECT session FROM tokens)",
+                    (id,),
                 ).rowcount
             )
 
     def stop(self, id: str) -> None:
         """Note that an open session does not go on; it may still be trained on."""
         with self._transaction():
-            self._link.execute("UPDATE sessions SET state = NULL WHERE id = ?", (id,))
-            self._link.execute("DELETE FROM places WHERE session = ?", (id,))
+            self._stop(id)
+
+    def _stop(self, id: str) -> None:
+        self._link.execute("UPDATE tokens SET state = NULL WHERE session = ?", (id,))
+        self._link.execute("DELETE FROM places WHERE session = ?", (id,))
 
     def at(self, digest: bytes, but: Callable[[str], bool] = lambda id: False) -> str | None:
         """Find the open session whose history has this digest, and that no request continues from there; of several the
@@ -329,15 +336,15 @@ class Store:
     def take(self, id: str, prompt: int) -> None:
         """Give an open session to a prompt, for good; giving it again changes nothing."""
         with self._transaction():
-            self._link.execute(f"UPDATE sessions SET prompt = ?, state = NULL WHERE id = ? AND {IS_OPEN}", (prompt, id))
-            self._link.execute("DELETE FROM places WHERE session = ?", (id,))
+            self._link.execute(f"UPDATE sessions SET prompt = ? WHERE id = ? AND {IS_OPEN}", (prompt, id))
+            self._stop(id)
 
     def forget(self, prompts: Collection[int]) -> None:
         """Delete the tokens of the sessions that these prompts took: no process runs the prompts again."""
-        found = self._link.execute("SELECT prompt FROM sessions WHERE prompt IS NOT NULL AND record IS NOT NULL")
-        if ended := [one for one in found.fetchall() if one[0] in prompts]:
+        found = self._link.execute("SELECT id, prompt FROM tokens JOIN sessions ON session = id")
+        if ended := [(id,) for id, prompt in found.fetchall() if prompt in prompts]:
             with self._transaction():
-                self._link.executemany("UPDATE sessions SET record = NULL WHERE prompt = ?", ended)
+                self._link.executemany("DELETE FROM tokens WHERE session = ?", ended)
 
     def end(self, id: str, fate: Fate) -> None:
         """End a session that is not trained on; its tokens are deleted."""
@@ -365,11 +372,11 @@ class Store:
         return lost
 
     def _end(self, where: str, fate: Fate, value: object) -> None:
-        self._link.execute(f"DELETE FROM places WHERE session IN (SELECT id FROM sessions WHERE {where})", (value,))
-        self._link.execute(
-            f"UPDATE sessions SET fate = ?, prompt = NULL, record = NULL, state = NULL WHERE {where}",
-            (fate.value, value),
-        )
+        for table in ("places", "tokens"):
+            self._link.execute(
+                f"DELETE FROM {table} WHERE session IN (SELECT id FROM sessions WHERE {where})", (value,)
+            )
+        self._link.execute(f"UPDATE sessions SET fate = ?, prompt = NULL WHERE {where}", (fate.value, value))
 
     # Feedback
 
@@ -383,18 +390,16 @@ class Store:
             if session is None:
                 raise UnknownSession(id)
             fate = self._fate_of(session, value, key)
-            if fate is not FeedbackFate.ALREADY:
-                if fate is FeedbackFate.REPLACED:
-                    self._link.execute(
-                        "UPDATE feedback SET fate = 'replaced' WHERE session = ? AND fate = 'taken'", (id,)
-                    )
-                told = FeedbackFate.LATE if fate is FeedbackFate.LATE else FeedbackFate.TAKEN
-                self._link.execute(
-                    "INSERT INTO feedback (session, key, value, comment, at, fate) VALUES (?, ?, ?, ?, ?, ?)",
+            if fate is FeedbackFate.REPLACED:
+                self._link.execute("UPDATE feedback SET fate = 'replaced' WHERE session = ? AND fate = 'taken'", (id,))
+            told = FeedbackFate.TAKEN if fate is FeedbackFate.REPLACED else fate
+            if key is not None or fate is not FeedbackFate.ALREADY:
+                self._link.execute(  # A post whose name is known changes nothing.
+                    "INSERT OR IGNORE INTO feedback (session, key, value, comment, at, fate) VALUES (?, ?, ?, ?, ?, ?)",
                     (id, key, value, comment, now, told.value),
                 )
-                if told is FeedbackFate.TAKEN:
-                    self._link.execute("UPDATE sessions SET score = ? WHERE id = ?", (value, id))
+            if told is FeedbackFate.TAKEN:
+                self._link.execute("UPDATE sessions SET score = ? WHERE id = ?", (value, id))
             self.count(f"feedback_{fate.value}")
         return fate
 
@@ -406,7 +411,8 @@ class Store:
                     raise KeyReused(key)
                 return FeedbackFate.ALREADY
         last = self._link.execute(
-            "SELECT value FROM feedback WHERE session = ? ORDER BY number DESC LIMIT 1", (session.id,)
+            "SELECT value FROM feedback WHERE session = ? AND fate != 'already' ORDER BY number DESC LIMIT 1",
+            (session.id,),
         ).fetchone()
         if last is not None and last[0] == value and key is None:
             return FeedbackFate.ALREADY
@@ -435,7 +441,7 @@ class Store:
         counts = self._link.execute("SELECT name, number FROM counts").fetchall()
         return {f"sessions_{name}": int(number) for name, number in states} | dict(counts)
 
-    def sessions(self) -> list[StoredSession]:
-        """List all sessions, by the time of their last answer."""
+    def sessions(self) -> Iterator[StoredSession]:
+        """Return all sessions, by the time of their last answer."""
         ids = self._link.execute("SELECT id FROM sessions ORDER BY last, id").fetchall()
-        return [one for (id,) in ids if (one := self.find(id)) is not None]
+        return (one for (id,) in ids if (one := self.find(id)) is not None)

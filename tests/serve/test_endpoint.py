@@ -198,7 +198,7 @@ class TestSessions:
                 "/chat/completions", content=body, headers={"authorization": f"Bearer {CLIENT}", **header}
             )
             assert told.status_code == 400
-            assert not live.store.sessions() and not live.endpoint.open
+            assert not list(live.store.sessions()) and not live.endpoint.open
 
     async def test_a_store_that_cannot_be_written_holds_no_session(
         self, live: Live, monkeypatch: pytest.MonkeyPatch
@@ -364,7 +364,7 @@ class TestKeys:
             told = await live.http.post(f"/{path}", json={"model": "policy", "messages": [user("Hi")]})
             assert told.status_code == 401
             assert (await live.http.get("/models")).status_code == 401
-            assert not live.store.sessions()
+            assert not list(live.store.sessions())
 
     async def test_no_other_route_leads_to_a_session(self, live: Live) -> None:
         async with live.serving():
@@ -378,14 +378,14 @@ class TestKeys:
         async with live.serving():
             with pytest.raises((openai.BadRequestError, openai.NotFoundError)):
                 await live.say([user("Hi")], name)
-            assert not live.store.sessions()
+            assert not list(live.store.sessions())
 
 
 async def test_prompts_are_counted_without_a_session(live: Live) -> None:
     async with live.serving():
         body = {"model": "policy", "messages": [user("Hi")]}
         told = await live.http.post("/messages/count_tokens", json=body, headers={"authorization": f"Bearer {CLIENT}"})
-        assert told.json()["input_tokens"] > 0 and not live.store.sessions()
+        assert told.json()["input_tokens"] > 0 and not list(live.store.sessions())
 
 
 async def test_a_message_with_an_image_is_refused(live: Live) -> None:

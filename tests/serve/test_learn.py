@@ -221,6 +221,6 @@ class TestRefusals:
     ) -> None:
         Store(tmp_path / "run" / STORE_FILE).close()
         with sqlite3.connect(tmp_path / "run" / STORE_FILE) as link:
-            link.execute("PRAGMA user_version = 2")
+            link.execute("PRAGMA user_version = 1")
         link.close()
-        refused(main, arguments(policy_dir, tmp_path / "run", 0), capsys, STORE_FILE, "found version 2")
+        refused(main, arguments(policy_dir, tmp_path / "run", 0), capsys, STORE_FILE, "found version 1")

@@ -69,6 +69,17 @@ class TestFeedback:
             given(store, "nobody", 1.0)
         assert store.totals() == {}
 
+    def test_a_post_that_comes_again_overturns_no_later_one(self, store: Store) -> None:
+        id = kept(store, "one")
+        assert given(store, id, 1.0, "k1") is FeedbackFate.TAKEN
+        assert given(store, id, 1.0, "k2") is FeedbackFate.ALREADY
+        assert given(store, id, 0.0, "k3") is FeedbackFate.REPLACED
+        assert given(store, id, 1.0, "k2") is given(store, id, 1.0, "k1") is FeedbackFate.ALREADY
+        assert given(store, id, 0.0) is FeedbackFate.ALREADY
+        assert store.find(id).score == 0.0  # type: ignore[union-attr]
+        with pytest.raises(KeyReused):
+            given(store, kept(store, "two"), 1.0, "k2")
+
     @pytest.mark.parametrize(("id", "value"), [("one", 0.0), ("two", 1.0)], ids=["value", "session"])
     def test_a_key_names_one_post(self, store: Store, id: str, value: float) -> None:
         for name in ("one", "two"):
@@ -131,6 +142,30 @@ class TestSessions:
         assert store.at(b"same") is None, "a session that is taken goes on no more"
         assert store.of_answer("a-one") == "one"
 
+    def test_a_session_that_ended_takes_no_further_answer(self, store: Store) -> None:
+        id = kept(store, "one")
+        store.end(id, Fate.TOO_OLD)
+        store.keep(id, 2.0, (0, 0), b"later", "{}", ("a-later", b"later"))
+        assert store.find(id).record is None and store.at(b"later") is None  # type: ignore[union-attr]
+        assert store.of_answer("a-later") is None
+
+    def test_one_without_an_answer_can_be_undone(self, store: Store) -> None:
+        store.begin("empty", 1, 1.0)
+        kept(store, "one")
+        assert store.undo("empty") and not store.undo("one")
+        assert [one.id for one in store.sessions()] == ["one"]
+
+    def test_no_look_reads_sessions_that_have_ended(self, store: Store) -> None:
+        looks: list[str] = []
+        store._link.set_trace_callback(looks.append)
+        store.ready(5.0, ())
+        store.expire(5.0, ())
+        store.taken_by(3)
+        store._link.set_trace_callback(None)
+        for look in looks:
+            for *_, plan in store._link.execute(f"EXPLAIN QUERY PLAN {look}").fetchall():
+                assert ("INDEX" in plan and "SCAN sessions USING INDEX judged" in plan) or "SEARCH" in plan, plan
+
 
 class TestFile:
     def test_another_version_is_refused(self, tmp_path: Path) -> None:
@@ -139,7 +174,7 @@ class TestFile:
         with sqlite3.connect(path) as link:
             link.execute("PRAGMA user_version = 9")
         link.close()
-        with naming(DataError, path, "version 1", "version 9"):
+        with naming(DataError, path, "version 2", "version 9"):
             Store(path)
 
     def test_another_file_is_refused(self, tmp_path: Path) -> None:
