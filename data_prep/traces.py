@@ -189,8 +189,9 @@ class Traces:
         """Make an error's message again of a record without secrets, as it may quote and cut them."""
         detail = ""
         try:
-            fields = quiet(self.scrubber).json(record.fields)
-            clean = Record(record.where, cast(dict[str, JSON], fields))
+            scrubber = quiet(self.scrubber)
+            scrubber.begin([record.fields])
+            clean = Record(record.where, cast(dict[str, JSON], scrubber.json(record.fields)))
             around = isinstance(record, Around)
             is_call = not around and not is_vote(clean.fields)
             calls = Reader().calls(clean, form, in_order=True) if is_call else ()
@@ -238,7 +239,7 @@ class Traces:
     def rows_of(self, sessions: Sequence[tuple[int, Session]]) -> Iterator[Row]:
         """Iterate over the rows of sessions."""
         for number, session in sessions:
-            self.scrubber.begin()
+            self.scrubber.begin(self._texts(session))
             learnt = set[int]()
             for index, branch in enumerate(session.branches):
                 row = self._row(number, index, branch, learnt)
@@ -246,6 +247,14 @@ class Traces:
                     self.rows += 1
                     self.judged += row["feedback"] is not None
                     yield row
+
+    def _texts(self, session: Session) -> Iterator[JSON]:
+        """Iterate over what the rows of a session hold."""
+        for branch in session.branches:
+            calls = branch.path()
+            yield cast(JSON, self._conversation(calls, set()).messages)
+            yield calls[-1].tools
+            yield self.applied.branches.get(branch, Said()).comment
 
     def _row(self, number: int, index: int, branch: Branch, learnt: set[int]) -> Row | None:
         """Write a branch; None where it cannot be learnt from. `learnt`: calls of the session's earlier rows."""
@@ -381,8 +390,8 @@ def _counts(found: LeftOuts) -> JSON:
 
 
 def quiet(scrubber: Scrubber) -> Scrubber:
-    """Return a scrubber by the same rules whose findings are not counted."""
-    return Scrubber(scrubber.rules, counts=False)
+    """Return a scrubber by the same rules, for the same session, whose findings are not counted."""
+    return Scrubber(scrubber.rules, counts=False, known=scrubber.known)
 
 
 def reason_of(error: Exception) -> str:

@@ -99,6 +99,78 @@ def test_marks_are_the_same_in_a_session_and_begin_again_in_the_next() -> None:
     assert scrubber.text("y@a.de") == "[EMAIL_1]" and scrubber.taken["email"].count == 6
 
 
+NAMING = {
+    "my password is hunter22!": "hunter22!",
+    '{"password": "pa\\"ss/w1"}': 'pa"ss/w1',
+    '{"api_keys": [48213377]}': "48213377",
+    "Authorization: Bearer abcdefghijklmnopqrstuvwxyz": "abcdefghijklmnopqrstuvwxyz",
+    "https://bob:p@ssw0rd77@host": "p@ssw0rd77",
+    "DB_PASSWORD=Größe-1234 x": "Größe-1234",
+}
+SAYING = ("I logged in with %", "% works", "(%)", "is it %?", "x=%&y", "\n%\n", "`%`", "a:%@b", "before % and %")
+
+
+@pytest.mark.parametrize("naming", NAMING)
+def test_a_secret_that_a_text_names_is_one_in_all_texts_of_its_session(naming: str) -> None:
+    secret = NAMING[naming]
+    said = [one.replace("%", secret) for one in SAYING]
+    texts = [*said, naming, *(json.dumps({"a": one}) for one in said), *(f"so {json.dumps([one])}!" for one in said)]
+    texts += [
+        json.dumps({"a": json.dumps([secret])}),
+        json.dumps({"n": [int(secret)]}) if secret.isdecimal() else "none",
+    ]
+    scrubber = Scrubber()
+    for one in texts:
+        assert naming == one or scrubber.text(one) == one, "no text but the one that names it has a form"
+    for _ in range(2):
+        scrubber.begin(texts)
+        found = [scrubber.text(one) for one in texts]
+        for one in found:
+            assert secret not in one and json.dumps(secret)[1:-1] not in one, found
+            assert one == "none" or "_1]" in one
+        assert "_2]" not in str(found)
+    scrubber.begin()
+    assert [scrubber.text(one) for one in said] == said, "another session does not know it"
+
+
+@pytest.mark.parametrize(
+    ("naming", "other"),
+    [
+        ("password=swordfish", "a swordfish swims"),
+        ("password: test1", "see test1"),
+        ("password=self.password", "self.password = x"),
+        ('{"password": "must have 8 characters"}', "it must have 8 characters"),
+        ("password: 2024-01-01", "on 2024-01-01"),
+        ("password=hunter22", "shunter22 hunter223 HUNTER22"),
+        ("password=my_password_1", "my_password_1 = 3"),
+    ],
+)
+def test_a_named_secret_takes_no_words_apart(naming: str, other: str) -> None:
+    scrubber = Scrubber()
+    scrubber.begin([naming, other])
+    assert scrubber.text(naming) != naming and scrubber.text(other) == other
+
+
+def test_a_session_of_a_log_has_none_of_its_named_secrets(tmp_path: Path) -> None:
+    """Also where it is said before it is named, in another branch, or in a comment."""
+    asked = ("try hunter22! on card 4111 1111 1111 1111 12/27", "with hunter22!", "yes, my password is hunter22!")
+    records = [
+        call(*asked, "I took hunter22!", session="a", feedback={"value": 1, "comment": "hunter22 is mine"}),
+        call(asked[0], "hunter22! fails", session="a"),
+        call(asked[0], "what is hunter22!?", session="b"),
+    ]
+    out = tmp_path / "out"
+    assert main(["--source", str(write_lines(tmp_path / "log.jsonl", records)), "--out", str(out)]) == 0
+    rows = {row["messages"][-1]["content"]: json.dumps(row) for row in written(out)}
+    assert set(rows) == {"I took [PASSWORD_1]", "[PASSWORD_1] fails", "what is hunter22!?"}
+    assert not any("4111" in row or ("hunter22" in row and "what is" not in row) for row in rows.values())
+
+
+def test_a_pattern_is_found_in_a_text_with_every_character() -> None:
+    text = "".join(map(chr, range(0xFDD0, 0xFDF0)))
+    assert Scrubber(Rules(patterns=(("x", "EMP-[0-9]+"),))).text(f"{text} EMP-12{text}") == f"{text} [X_1]{text}"
+
+
 def test_json_in_texts_stays_json() -> None:
     """Also inside prose, where the text before a secret is an escape."""
     inner = json.dumps({"to": "a\nx@a.de", "n": [json.dumps({"key": f"\n{KEY}"})]})
@@ -172,6 +244,19 @@ HOSTILE = (
     "+1(",
     "sk-",
     "DE00 ",
+    "4111 ",
+    "at61 ",
+    "415 555 ",
+    "+1 12/12/",
+    'password="',
+    "password is ",
+    '"password": ["',
+    "password=a(",
+    "a@a.",
+    "%40",
+    "://a:a@",
+    "authorization: bearer ",
+    "-----BEGIN PRIVATE KEY-----\na: ",
 )
 
 
@@ -190,6 +275,22 @@ def test_the_time_is_linear_in_the_text(piece: str) -> None:
         return best
 
     assert seconds(200_000) < 30 * seconds(20_000) + 0.1
+
+
+def test_the_time_is_linear_in_the_number_of_named_secrets() -> None:
+    def seconds(count: int) -> float:
+        texts = [f"password=aaaaaaaa{number}" for number in range(count)] + ["a" * 10 * count]
+        best = float("inf")
+        for _ in range(3):
+            scrubber = Scrubber()
+            begun = time.process_time()
+            scrubber.begin(texts)
+            for text in texts:
+                scrubber.text(text)
+            best = min(best, time.process_time() - begun)
+        return best
+
+    assert seconds(3000) < 30 * seconds(300) + 0.1
 
 
 SECRET = "zebra-Quokka-4711"
