@@ -121,8 +121,8 @@ def is_address(text: str) -> bool:
 
 
 _WORDS = (
-    r"pass(?:word|wd|phrase|code)|pwd|secret|api[_-]?key|(?:access|secret|private|signing|encryption)[_-]?key"
-    r"|(?:access|auth|refresh|bearer|session|api)[_-]?token|client[_-]?secret|credentials?|authorization"
+    r"pass(?:word|wd|phrase|code)|pwd|secret|api[ _-]?key|(?:access|secret|private|signing|encryption)[ _-]?key"
+    r"|(?:access|auth|refresh|bearer|session|api)[ _-]?token|client[ _-]?secret|credentials?|authorization"
 )
 _SECRET_WORD = re.compile(_WORDS, re.IGNORECASE)
 SECRET_MEMBER = re.compile(rf"[\w.-]{{0,64}}(?:{_WORDS}|cookie)s?", re.IGNORECASE)
@@ -156,12 +156,14 @@ _DATE = (
     r"(?![0-9]))"
 )
 _NAMED = rf"(?:{_WORDS})\\{{0,7}}[*_`\"']{{0,3}}\s{{0,4}}"
-_OPEN = r"(?:\*\*|__)?\s{0,4}(?:\*\*)?(?:(?P<escaped>\\{1,7})?(?P<quote>[\"'`])|[“‘«])?"
+_OPEN = r"(?:\*\*|__)?\s{0,4}(?:\*\*)?(?:[rbuf]{0,2}(?P<escaped>\\{1,7})?(?P<quote>[\"'`])|[“‘«])?"
 _PLAIN = r"[^\s\"'`\\,;&<>\[\](){}]"
-_WORD = rf"{_PLAIN}{{3,4095}}(?![.:?*”’»]){_PLAIN}"
+_CODE = r"(?:[A-Za-z_]{1,64}|[A-Za-z_]\w{0,64}\.[\w.]{1,255})[\[(]"
+_WORD = rf"(?:{_PLAIN}|`(?=\w)){{3,4095}}(?![.:?*”’»]){_PLAIN}"
 _VALUE = (
-    r"(?!\$[A-Za-z_{(]|[A-Za-z_][\w.]{0,255}[\[(]|\+[^\n\"'`]{0,255}\+[\"'`])(?P<secret>(?(quote)"
-    rf"(?={_PLAIN})(?:(?!(?P=quote))[^\n\\]|(?(escaped)(?!)|\\[^\n])){{4,1024}}(?=\\{{0,7}}(?P=quote))|(?!))|{_WORD})"
+    r"(?!\$[A-Za-z_{(]|\+[^\n\"'`]{0,255}\+[\"'`])(?P<secret>"
+    rf"(?(quote)(?={_PLAIN})(?:(?!(?P=quote))[^\n\\]|(?(escaped)(?!)|\\[^\n])){{4,1024}}(?=\\{{0,7}}(?P=quote))|(?!))"
+    rf"|(?(quote)|(?!{_CODE})){_WORD})"
 )
 """Value: to its closing quote, or up to a space. Variables, calls, places of a list and joined texts are code."""
 _LINE = r"(?:(?:[\r\n]|\\+[nr])(?:[^\r\n\\\"']|\\+t){0,80}?){1,4}"
@@ -202,20 +204,18 @@ DEFAULT = (
         "token",
         re.compile(
             r"authorization\\{0,7}[\"']?\s{0,4}[:=]\s{0,4}\\{0,7}[\"']?(?:bearer|basic|token|apikey)\s{1,4}"
-            r"(?P<secret>(?=[A-Za-z._~+/=-]{0,64}[0-9])[A-Za-z0-9._~+/=-]{6,4096}|[A-Za-z]{16,4096})",
+            r"(?P<secret>(?=[A-Za-z._~+/=-]{0,64}[0-9])[A-Za-z0-9._~+/=-]{6,4096}|[A-Za-z]{16,4096}"
+            r"|(?<=basic\s)(?-i:(?=[A-Za-z]{0,64}[a-z][A-Z]))[A-Za-z]{8,4096}={0,2})",
             re.I,
         ),
         hint=lambda text: "authorization" in text.lower(),
     ),
     Rule(
         "password",
-        re.compile(rf"{_NAMED}(?:=>?|:=|={{2,3}}(?=\s{{0,4}}\\{{0,7}}[\"'])){_OPEN}{_VALUE}", re.I),
-        hint=_named,
-    ),
-    Rule(
-        "password",
         re.compile(
-            rf"{_NAMED}(?:(?:is|was)(?:\s{{0,4}}:|\s)|:){_OPEN}(?={_PLAIN}{{0,64}}[0-9!@#%^*_+~|?$-]){_VALUE}", re.I
+            rf"{_NAMED}(?:={{2,3}}(?=\s{{0,4}}\\{{0,7}}[\"'])|=>?|:=|(?P<told>(?:is|was)(?:\s{{0,4}}:|\s)|:)){_OPEN}"
+            rf"(?(told)(?={_PLAIN}{{0,64}}[0-9!@#%^*_+~|?$-])){_VALUE}",
+            re.I,
         ),
         hint=_named,
     ),
@@ -231,7 +231,7 @@ DEFAULT = (
     Rule(
         "password",
         re.compile(
-            r"(?<=://)[^\s/:@\"'\\]{0,128}:"
+            r"(?<=://)[^\s/:@\"'\\]{0,128}(?:(?<=[^/])@[\w.-]{1,128})?:(?![0-9]{1,5}[,/])"
             r"(?P<secret>[^\s/@\"'\\]{1,256}(?:@[^\s/@\"'\\?#,;<>()]{1,256}(?=@)){0,8})@"
         ),
         hint=_has("://"),
@@ -565,7 +565,7 @@ def _by_rule(rule: Rule, text: str) -> Iterator[Span]:
 
 
 _MARK = re.compile(r"\[?[A-Z_]{2,31}_[0-9]{1,9}\]?")
-_ONE_MARK = re.compile(r"(?:[A-Za-z]{1,20} )?\[[A-Z_]{2,31}_[0-9]{1,9}\]")
+_ONE_MARK = re.compile(r"(?:(?:bearer|basic|token|apikey) )?\[(?-i:[A-Z_]{2,31})_[0-9]{1,9}\]", re.IGNORECASE)
 _BORDER = re.compile(r"(?<=[0-9A-Za-z)])(?![0-9A-Za-z)])")
 _PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
 

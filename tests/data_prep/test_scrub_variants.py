@@ -132,6 +132,13 @@ NAMED = {
     'password="a \\"b\\" c1"': 'password="[PASSWORD_1]"',
     '"password": "x1 y z"': '"password": "[PASSWORD_1]"',
     "my password is hunter22.": "my password is [PASSWORD_1].",
+    'password="hunter22': 'password="[PASSWORD_1]',
+    "password=b'hunter(22) x'": "password=b'[PASSWORD_1]'",
+    "password: hunter22(x)": "password: [PASSWORD_1](x)",
+    "password=ab`cd1234": "password=[PASSWORD_1]",
+    "API key: abc-123-def, secret key = 12345": "API key: [PASSWORD_1], secret key = [PASSWORD_2]",
+    "smtp://bob@x.com:pw@h": "smtp://[EMAIL_1]:[PASSWORD_1]@h",
+    '"Authorization":"Basic dXNlcjpwYXNz"': '"Authorization":"Basic [TOKEN_1]"',
     "is the password: hunter22?": "is the password: [PASSWORD_1]?",
     "https://user:p@ss@host/x": "https://user:[PASSWORD_1]@host/x",
     "https://user:p@a:s@s@host:80/x?a=b@c": "https://user:[PASSWORD_1]@host:80/x?a=b@c",
@@ -146,6 +153,7 @@ NAMED = {
         '{"password": "[PASSWORD_1]", "pwd": ["[PASSWORD_2]", "[PASSWORD_3]", null, true]}'
     ),
     '{"password": "mail bob@x.com 99"}': '{"password": "[PASSWORD_1]"}',
+    '{"password": "swordfish bob@x.com"}': '{"password": "[PASSWORD_1]"}',
     '{"authorization": "Bearer abcdef0123456789"}': '{"authorization": "Bearer [TOKEN_1]"}',
     '{"mail":"bob@x.com","mail":null}': '{"mail":"[EMAIL_1]","mail":null}',
     '{"x": 1e400, "m": "a@b.com"}': '{"x": 1e400, "m": "[EMAIL_1]"}',
@@ -213,6 +221,7 @@ STAYS = (
         "password_length=12345",
         "the password-protected 12345 files",
     ),
+    *("mongodb://u@h:5432,u2@h2:5432/x", "the access token is valid", "private key: required", "C:\\x"),
     *("-----BEGIN PUBLIC KEY-----\nMIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8A\n-----END PUBLIC KEY-----", "BEGIN PRIVATE KEY"),
 )
 
