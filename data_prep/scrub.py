@@ -38,7 +38,7 @@ class Rule:
     among_others: bool = False
     """A match may have taken neighbours: its beginnings are tried, and then what follows its first character."""
     before: re.Pattern[str] | None = None
-    """What belongs to a match and stands before it, read backwards."""
+    """Part of a match in front of the pattern's, read backwards."""
 
 
 def _has(*words: str) -> Callable[[str], bool]:
@@ -409,7 +409,7 @@ class Scrubber:
     """Place that is noted with what is taken."""
     counts: bool = True
     known: dict[str, list[Known]] = field(default_factory=dict)
-    """What texts of the session call a secret, by its beginning."""
+    """Secrets that texts of the session name, by their beginnings."""
     _marks: dict[tuple[str, str], str] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
     _done: dict[str, str] = field(default_factory=dict)
