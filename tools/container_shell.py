@@ -30,6 +30,8 @@ FOR_CONTAINERS = 120.0
 """Seconds that a call has in addition to its command's or its check's, where `timeout` does not say."""
 KILLED_AFTER = 5
 """Seconds from SIGTERM to SIGKILL for a command that takes too long."""
+LONGEST = 100_000
+"""Bytes of a command: the kernel takes no word of more than 131,071."""
 RUN = 'exec 2>&1; exec timeout -k "$1" "$2" sh -c "$3"'
 LATE = (124, 137)
 """Statuses of `timeout` for a command that took too long, and of one that SIGKILL ended."""
@@ -118,6 +120,10 @@ class ContainerShell(Tool):
         command = arguments["command"]
         if "\0" in command:
             raise ToolArgumentsError("command: it has a null character")
+        if (size := len(command.encode())) > LONGEST:
+            raise ToolArgumentsError(
+                f"command: expected at most {LONGEST:,} bytes, found {size:,}; write large files in several commands"
+            )
         one, seconds = self._instances[instance_id], self.options.command_timeout
         async with one.order:
             room = await self._room(one)

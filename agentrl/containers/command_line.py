@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import platform
@@ -353,15 +354,14 @@ class OCIContainer(Container):
         finally:
             handing.cancel()
         self._link, handles = handing.result()
-        for port, handle in zip(self._spec.ports, handles, strict=True):
-            listener = socket.socket(fileno=handle)
-            self.listeners[port] = listener
-            is_listening = listener.family is socket.AF_INET and listener.getsockopt(
-                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+        ports = self._spec.ports
+        listeners = [_listener(*one) for one in itertools.zip_longest(handles, ports)]
+        self.listeners = {port: one for port, one in zip(ports, listeners, strict=False) if one is not None}
+        if len(self.listeners) < max(len(ports), len(handles)):
+            raise ContainerFailed(
+                f"{self.name} hands over {len(handles)} descriptors, not one socket that listens at each of "
+                f"{', '.join(map(str, ports))}; look at the python3 of its image"
             )
-            if not is_listening or listener.getsockname() != ("127.0.0.1", port):
-                raise ContainerFailed(f"{self.name} hands over another socket than one that listens at {port}")
-            listener.setblocking(False)
 
     @property
     def _running(self) -> tuple[str, ...]:
@@ -487,6 +487,23 @@ async def _accept(receiver: socket.socket) -> tuple[socket.socket, list[int]]:
         loop.remove_reader(connection)
         connection.close()
         raise
+
+
+def _listener(handle: int | None, port: int | None) -> socket.socket | None:
+    """Take over a descriptor if it is a socket that listens at a port of the loopback; else close it, and give None."""
+    if handle is None:
+        return None
+    try:
+        listener = socket.socket(fileno=handle)
+    except OSError:  # no socket at all
+        os.close(handle)
+        return None
+    is_listening = listener.family is socket.AF_INET and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if is_listening and listener.getsockname() == ("127.0.0.1", port):
+        listener.setblocking(False)
+        return listener
+    listener.close()
+    return None
 
 
 async def _undo(beginning: asyncio.Future[None], container: OCIContainer) -> None:

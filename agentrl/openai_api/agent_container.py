@@ -265,7 +265,8 @@ class _Inside(Room):
         return self._process
 
     async def leave(self, *, keep: bool) -> bool:
-        assert self._process is not None
+        if self._process is None:  # It could not be filled: nothing acted, and nothing is judged.
+            return False
         try:
             kills = await self._container.settle()
         except Unfit:

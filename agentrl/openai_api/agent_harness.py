@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import logging
 import re
 import shutil
@@ -218,7 +219,14 @@ def files_of(sample: Mapping[str, object], name: str) -> dict[str, str]:
             raise DataError(f'{place}[{index}]: expected {{"path": text, "text": text}}, found {one!r:.200}')
         if (plain := file_below(path)) is None:
             raise DataError(f"{place}[{index}].path: expected a path below the working folder, found {path!r:.200}")
+        try:
+            f"{path}{text}".encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"{place}[{index}]: {path!r:.200} is no file that UTF-8 can write: {error}") from None
         files[plain] = text
+    for one, after in itertools.pairwise(sorted(files, key=lambda path: path.split("/"))):
+        if after.startswith(f"{one}/"):
+            raise DataError(f"{place}: {one!r:.200} is a file, and the folder of {after!r:.200}; rename one of them")
     if sum(map(len, files.values())) > MAX_CHARACTERS:
         raise DataError(f"{place}: expected at most {MAX_CHARACTERS:,} characters in all files")
     return files

@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -21,8 +22,8 @@ from pydantic import ValidationError
 
 from agentrl.config.registries import AGENT_STARTERS
 from agentrl.config.sections.rollout import OpenAIProxyConfig
-from agentrl.containers.command_line import CommandLine
-from agentrl.containers.contract import ContainerOptions
+from agentrl.containers.command_line import CommandLine, OCIContainer, _listen
+from agentrl.containers.contract import ContainerFailed, ContainerOptions, Spec
 from agentrl.errors import ConfigError
 from agentrl.openai_api import agent_container
 from agentrl.openai_api.agents import AgentOptions
@@ -90,6 +91,26 @@ def test_half_of_the_keys(given: dict[str, Any], said: str) -> None:
     assert AGENT_STARTERS.get("container") is agent_container.build
     with pytest.raises(ConfigError, match=said):
         agent_container.build(AgentOptions(**{"command": COMMAND, "container": {"image": "x"}, **given}))
+
+
+@pytest.mark.parametrize("handed", [(), (0,), (0, 1, 1), (1, 0), (0, "file")])
+async def test_an_image_that_hands_over_other_descriptors(tmp_path: Path, handed: tuple[int | str, ...]) -> None:
+    """The python3 of an image may be anything; what it hands over is closed."""
+    receiver = _listen(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        ports = tuple(each.getsockname()[1] for each in (one, two))
+        given = [0 if each == "file" else (one, two)[int(each)].fileno() for each in handed]
+        box = OCIContainer(CommandLine(), "mine", Spec("x", ContainerOptions(), "/tmp", ports))
+        with socket.socket(socket.AF_UNIX) as way:
+            way.connect(str(tmp_path / "socket"))
+            socket.send_fds(way, [b"."], given)
+            before = len(list(Path("/proc/self/fd").iterdir()))
+            with receiver, naming(ContainerFailed, f"hands over {len(given)} descriptors", "python3 of its image"):
+                await box._receive(receiver)
+        for listener in (*box.listeners.values(), box._link):
+            assert listener is not None
+            listener.close()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before - 2, "those of the receiver and of its peer"
 
 
 SOCKETLESS = """

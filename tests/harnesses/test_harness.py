@@ -15,8 +15,9 @@ import jinja2
 import pytest
 
 from agentrl.config.registries import HARNESSES
-from agentrl.errors import CodeError, ConfigError
+from agentrl.errors import CodeError, ConfigError, DataError
 from agentrl.openai_api import agent_harness
+from agentrl.openai_api.agent_harness import files_of
 from agentrl.openai_api.agents import AgentOptions
 from agentrl.openai_api.harness import Errand, Harness
 from agentrl.system.owner import new_folder
@@ -102,6 +103,19 @@ async def test_each_session_has_folders_of_its_own_which_are_gone_after_it(
     folders = [Path(word) for line in (tmp_path / "seen").read_text().splitlines() for word in line.split()]
     assert len(set(folders)) == 6 and Path.home() not in folders
     assert not any(folder.exists() or folder.parent.exists() for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        (["a/b", "a-b", "a"], "'a' is a file, and the folder of 'a/b'"),
+        (["a" * 256], "below the working folder"),
+        (["\ud800"], "no file that UTF-8 can write"),
+    ],
+)
+def test_files_that_cannot_be_laid_are_refused(paths: list[str], said: str) -> None:
+    with naming(DataError, "extra_info.files", said):
+        files_of({"extra_info": {"files": [{"path": path, "text": ""} for path in paths]}}, "files")
 
 
 async def test_files_of_the_check_stand_in_place_of_what_the_program_left(

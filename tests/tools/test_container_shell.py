@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from agentrl.errors import ConfigError
+from agentrl.tool import ErrorKind
 from agentrl.tool.session import ToolSession
 from agentrl.tool.toolset import ToolSet
 from tests.containers.conftest import Boxed, boxed, names, root
@@ -101,7 +102,9 @@ async def test_commands_that_go_too_far_are_ended_and_the_next_one_runs(opened: 
         assert (await run(session, "yes")).endswith("[ended: more than 1 MiB of output]")
         assert "bash" not in await run(session, "head -c 64M /dev/zero >large || rm large; ls")
         assert await run(session, "ls read.me") == "read.me"
-        assert (await session.call("bash", {"command": "a\0b"})).error is not None
+        for command in ("a\0b", "echo " + "é" * 50_000):
+            assert (await session.call("bash", {"command": command})).error is ErrorKind.ARGUMENTS
+        assert await run(session, "echo " + "é" * 49_993 + " | wc -c") == "99987"
     assert rewards == [1.0]
 
 
