@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -28,8 +29,9 @@ import yaml
 from agentrl.config.sections.data import DataConfig
 from agentrl.containers.command_line import CommandLine
 from agentrl.containers.contract import ContainerFailed, ContainerOptions
-from agentrl.errors import ConfigError, UserError
+from agentrl.errors import ConfigError, DataError, UserError
 from agentrl.openai_api.agent_container import InContainers
+from agentrl.openai_api.agent_harness import files_of
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
 from agentrl.openai_api.place import CannotBeJudged, Desk, OnThisMachine, Place
 from agentrl.system.owner import own_folder
@@ -40,7 +42,12 @@ BUILT = "agentrl-task"
 """First part of the names of images that are built here."""
 SOLVE = "solution/solve.sh"
 """Script that solves a task, in its folder and in the working folder."""
-HARBORS = re.compile(r"(?<![\w./-])/(tests|logs|solution)(?![\w-])")
+PARTS = (
+    *("", "instruction.md", "image", "task.toml", "files", "tests", "solution"),
+    *("environment", "environment/Dockerfile", "environment/.dockerignore", "environment/.containerignore"),
+)
+"""Paths of a task that are read; one that is a link would lead to files of this machine."""
+HARBORS = re.compile(r"(?<![\w./})-])/(tests|logs|solution)(?![\w-])")
 """Absolute paths of Harbor's, which lie in the working folder here: nothing else can be written to."""
 HARBORS_CHECK = """\
 rm -rf logs && mkdir -p logs/verifier && bash tests/test.sh
@@ -88,6 +95,16 @@ def listed(files: dict[str, str]) -> list[dict[str, str]]:
     return [{"path": path, "text": text} for path, text in files.items()]
 
 
+def text_of(file: Path) -> str:
+    """Read a text file, with its ends of lines. Raises LeftOut."""
+    try:
+        return file.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise LeftOut(f"{file}: no UTF-8 text; files of rows are texts, so put it into the image") from None
+    except OSError as error:
+        raise LeftOut(f"{file}: {error.strerror}") from None
+
+
 def texts(folder: Path, below: str = "") -> dict[str, str]:
     """Read the text files of a folder, by their paths. Raises LeftOut for a link, and for bytes that are no text."""
     found = {}
@@ -95,43 +112,53 @@ def texts(folder: Path, below: str = "") -> dict[str, str]:
         if file.is_symlink():
             raise LeftOut(f"{file}: a link; copy the file itself")
         if file.is_file():
-            try:
-                found[below + str(file.relative_to(folder))] = file.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                raise LeftOut(f"{file}: no UTF-8 text; files of rows are texts, so put it into the image") from None
+            found[below + str(file.relative_to(folder))] = text_of(file)
     return found
 
 
 def read(folder: Path, build: Sequence[str] | None, workdir: str | None) -> Task:
-    """Read a task, and build its image; without `build` it is for this machine, and has none. Raises LeftOut."""
+    """Read a task, and build its image; without `build` it is for this machine, and has none.
+
+    Nothing is read that does not lie in the folder. Raises LeftOut.
+    """
+    if not folder.name.isprintable():
+        raise LeftOut(f"{str(folder)!r}: expected a name of printable characters")
+    for part in PARTS:
+        if (folder / part).is_symlink():
+            raise LeftOut(f"{folder / part}: a link; copy what it leads to")
     if not (folder / "instruction.md").is_file():
         raise LeftOut(f"{folder / 'instruction.md'}: not there; write the user message into it")
-    instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
+    instruction = text_of(folder / "instruction.md").strip()
     if not instruction:
         raise LeftOut(f"{folder / 'instruction.md'}: it is empty; write the user message into it")
     named = harbors_image(folder / "task.toml")
+    files = texts(folder / "files")
     tests, solution = texts(folder / "tests", "tests/"), texts(folder / "solution", "solution/")
     if not tests:
         raise LeftOut(f"{folder / 'tests'}: not there; put the files that --check runs into it")
     if solution and SOLVE not in solution:
         raise LeftOut(f"{folder / SOLVE}: not there; it is the script that solves the task")
-    if build is None:
-        if named is not None:
-            raise LeftOut(f"{folder / 'task.toml'}: a task of Harbor's needs its image; leave out --start process")
-        return Task(folder.name, instruction, None, texts(folder / "files"), tests, solution)
+    if build is None and named is not None:
+        raise LeftOut(f"{folder / 'task.toml'}: a task of Harbor's needs its image; leave out --start process")
     if named is not None:
         if workdir is None:
             raise LeftOut(f"{folder / 'task.toml'}: give --workdir, the WORKDIR of its image, e.g. /app")
         tests, solution = ({path: moved(text, workdir) for path, text in some.items()} for some in (tests, solution))
         tests, instruction = {**tests, "tests/run.sh": HARBORS_CHECK}, moved(instruction, workdir)
+    for part, some in {"files": files, "tests": tests, "solution": {**files, **solution}}.items():
+        try:
+            files_of({"extra_info": {part: listed(some)}}, part)
+        except DataError as error:
+            raise LeftOut(f"{folder / part}: a row cannot hold it: {error}") from error
+    if build is None:
+        return Task(folder.name, instruction, None, files, tests, solution)
     if not named and (folder / "image").is_file():
-        named = (folder / "image").read_text(encoding="utf-8").strip()
-    if named and not re.fullmatch(r"[a-z0-9][\w./:@-]*", named):
+        named = text_of(folder / "image").strip()
+    if named and not re.fullmatch(r"[a-z0-9][\w./:@-]*", named, re.ASCII):
         raise LeftOut(f"{folder}: expected the name of an image, found {named!r:.80}")
     if not named and not (folder / "environment" / "Dockerfile").is_file():
         raise LeftOut(f"{folder}: expected a file `image` with a name, or environment/Dockerfile")
-    image = named or built(folder, build)
-    return Task(folder.name, instruction, image, texts(folder / "files"), tests, solution)
+    return Task(folder.name, instruction, named or built(folder, build), files, tests, solution)
 
 
 def harbors_image(file: Path) -> str | None:
@@ -139,10 +166,12 @@ def harbors_image(file: Path) -> str | None:
     if not file.is_file():
         return None
     try:
-        made = tomllib.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        made = tomllib.loads(text_of(file))
+    except (ValueError, RecursionError) as error:
         raise LeftOut(f"{file}: {error}") from error
     place = made.get("environment", {})
+    if not isinstance(place, dict):
+        raise LeftOut(f"{file}: expected a table [environment], found {place!r:.80}")
     needs = [name for name in ("gpus", "env", "mcp_servers") if place.get(name)] + ["steps"] * ("steps" in made)
     if needs:
         raise LeftOut(f"{file}: it needs {', '.join(needs)}, which containers of agents do not have")
@@ -157,8 +186,11 @@ def moved(text: str, workdir: str) -> str:
 def built(folder: Path, build: Sequence[str]) -> str:
     """Build the image of a task's environment, unless it is there already; return its name. Raises LeftOut."""
     context = folder / "environment"  # Neither tests nor solution are in it.
-    files = [one for one in sorted(context.rglob("*")) if one.is_file()]
-    content = hashlib.sha256(b"".join(str(one.relative_to(context)).encode() + one.read_bytes() for one in files))
+    content = hashlib.sha256(repr(list(build)).encode())
+    for one in [context, *sorted(context.rglob("*"))]:
+        state = one.lstat()
+        part = os.fsencode(one.readlink()) if one.is_symlink() else one.read_bytes() if one.is_file() else b""
+        content.update(repr((os.fsencode(one.relative_to(context)), state.st_mode, part)).encode())
     name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-") or "task"
     tag = f"{BUILT}/{name}:{content.hexdigest()[:12]}"
     if subprocess.run([build[0], "image", "inspect", tag], capture_output=True, check=False).returncode == 0:
@@ -236,7 +268,8 @@ async def good_tasks(
                 fate = "kept" if task.solution else f"kept without a trial of a solution: {SOLVE}: not there"
                 good.append(task)
             done += 1
-            print(f"[{done}/{len(folders)}] {folder.name}: {fate}", flush=True)
+            line = f"[{done}/{len(folders)}] {folder.name}: {fate}"
+            print(line.encode(errors="backslashreplace").decode(), flush=True)
 
     await asyncio.gather(*map(one, folders))
     return sorted(good, key=lambda task: task.name)

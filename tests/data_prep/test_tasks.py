@@ -11,12 +11,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.tasks import main
+from data_prep.tasks import LeftOut, built, main, moved, read
 from tests.containers.conftest import LINE, mounts, names, need_containers, root
 from tests.e2e.conftest import forked_command
 from tests.e2e.test_docs import commands
 from tests.e2e.test_train import lines
-from tests.naming import assert_names
+from tests.naming import assert_names, naming
 from tests.runs import Overrides
 
 __all__ = ["root"]
@@ -131,6 +131,77 @@ def test_a_dockerfile_is_built_once_and_sees_neither_tests_nor_solution(
     finally:
         built = [made, other["extra_info"]["image"]]
         subprocess.run([*LINE, "rmi", "--force", *built], capture_output=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "part", ["", "instruction.md", "image", "files", "tests", "solution", "environment", "environment/Dockerfile"]
+)
+def test_no_part_of_a_task_leads_out_of_its_folder(tmp_path: Path, part: str) -> None:
+    """A data set would put files of this machine into rows, and into its containers."""
+    task = laid(tmp_path / "task", **({} if part == "image" else {"image": None, "environment/Dockerfile": "FROM x"}))
+    (tmp_path / "elsewhere").mkdir()
+    moved = (task / part).rename(tmp_path / "elsewhere" / "part")
+    (task / part).symlink_to(moved)
+    with naming(LeftOut, str(task / part), "a link"):
+        read(task, ["false"], None)
+
+
+def changed(task: Path, part: str, content: bytes) -> Path:
+    (task / part).parent.mkdir(exist_ok=True)
+    (task / part).write_bytes(content)
+    return task
+
+
+@pytest.mark.parametrize(
+    ("part", "content", "said"),
+    [
+        ("instruction.md", b"caf\xe9", "instruction.md: no UTF-8 text"),
+        ("image", b"caf\xe9", "image: no UTF-8 text"),
+        ("image", "café".encode(), "expected the name of an image"),
+        ("files/large", b"x" * (1 + (16 << 20)), "files: a row cannot hold it.*16,777,216 characters"),
+        (os.fsdecode(b"files/caf\xe9"), b"x", "files: a row cannot hold it.*UTF-8"),
+        (os.fsdecode(b"tests/caf\xe9"), b"x", "tests: a row cannot hold it.*UTF-8"),
+        ("task.toml", b'environment = "text"', r"task.toml: expected a table \[environment\], found 'text'"),
+        ("task.toml", b"a = " + b"[" * 5000, "task.toml: "),
+        ("task.toml", b"a = '\xe9'", "task.toml: no UTF-8 text"),
+    ],
+)
+def test_a_task_that_no_row_can_hold_is_left_out(tmp_path: Path, part: str, content: bytes, said: str) -> None:
+    task = changed(laid(tmp_path / "task"), part, content)
+    with pytest.raises(LeftOut, match=said):
+        read(task, ["false"], None)
+
+
+def test_a_tasks_texts_keep_their_ends_of_lines(tmp_path: Path) -> None:
+    task = changed(laid(tmp_path / "task"), "files/a.csv", b"a,b\r\n1,2\r\n")
+    assert read(task, ["false"], None).files["a.csv"] == "a,b\r\n1,2\r\n"
+
+
+@pytest.mark.parametrize("text", ["${HERE}/tests/a", "$(pwd)/logs", "a/tests", "/tests-2", "../logs"])
+def test_paths_that_are_none_of_harbors_stay(text: str) -> None:
+    assert moved(text, "/app") == text
+    assert moved(f"cat '/tests/a' {text}", "/app") == f"cat '/app/tests/a' {text}"
+
+
+def test_each_environment_has_a_tag_of_its_own(tmp_path: Path) -> None:
+    """Two that shared one would share the image that was built first."""
+
+    def tag(name: str, *words: str, **files: str) -> str:
+        environment = tmp_path / name / "task" / "environment"
+        for path, text in {"Dockerfile": "FROM x", **files}.items():
+            (environment / path).parent.mkdir(parents=True, exist_ok=True)
+            (environment / path).write_text(text)
+        if name == "empty":
+            (environment / "folder").mkdir()
+        if name == "mode":
+            (environment / "a").chmod(0o755)
+        return built(environment.parent, ["true", *words])
+
+    tags = [
+        *(tag("one", a="bc"), tag("other", ab="c"), tag("mode", a="bc"), tag("empty", a="bc")),
+        *(tag("word", "--build-arg=A=1", a="bc"), tag("deep", **{"a/b": "c"})),
+    ]
+    assert len(set(tags)) == len(tags) and tag("same", a="bc") == tags[0]
 
 
 def test_rows_for_the_shell_come_with_its_tool(image: str, tmp_path: Path, small_run: Overrides) -> None:

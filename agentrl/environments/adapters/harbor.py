@@ -105,7 +105,7 @@ def _read(folder):
             "container: python -m data_prep.tasks"
         )
     workdir = place.get("workdir") or next((one.split()[1] for one in orders if one.startswith("WORKDIR")), "/app")
-    paths = re.compile(rf"(?<![\w./-])/(tests|logs|{re.escape(workdir[1:])})(?![\w-])".encode())
+    paths = re.compile(rf"(?<![\w./}})-])/(tests|logs|{re.escape(workdir[1:])})(?![\w-])".encode())
     texts = [folder / "instruction.md", folder / "tests/test.sh", *filter(Path.is_file, folder.glob("tests/**/*"))]
     moved = {str(one.relative_to(folder)): paths.sub(rf"{HOME}/\1".encode(), one.read_bytes()) for one in texts}
     made = {"instruction": moved.pop("instruction.md").decode(), "seconds": tester.get("timeout_sec", 600)}
