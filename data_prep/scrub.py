@@ -268,8 +268,8 @@ DEFAULT = (
     Rule(
         "phone",
         re.compile(
-            rf"(?<!\+){_NUMBER}(?:\+[0-9]{{1,3}}{_GAP}?(?:(?!{_DATE})\(?[0-9]{{1,5}}\)?(?: - |{_GAP}|/)?){{2,6}}"
-            rf"(?!{_DATE.replace('slash', 'stroke')})[0-9]{{2,4}}"
+            # one digit at a time: groups of digits could be cut in thousands of ways
+            rf"(?<!\+){_NUMBER}(?:\+[0-9](?:(?:(?: - |{_GAP}|/)(?!{_DATE}))?[0-9]|{_GAP}?\([0-9]{{1,5}}\)){{5,20}}"
             rf"|\([0-9]{{3}}\){_GAP}?[0-9]{{3}}{_GAP}[0-9]{{4}}|[0-9]{{3}}[.-][0-9]{{3}}[.-][0-9]{{4}}"
             # ten digits in a row of numbers are no phone's
             r"|(?<![0-9][ \u00a0])[2-9][0-9]{2}[ \u00a0][0-9]{3}[ \u00a0][0-9]{4}(?![ \u00a0][0-9]{1,9}(?![0-9:/.-])))"
