@@ -847,14 +847,22 @@ async def test_a_task_folder_of_harbor_in_the_sandbox(bench: MakeBench, tmp_path
     ]
 
 
-async def test_a_task_folder_that_needs_an_image_is_refused(tmp_path: Path) -> None:
-    harbor_task(tmp_path / "t0", "FROM python:3.12\nRUN pip install numpy")
+@pytest.mark.parametrize(
+    ("dockerfile", "link", "words"),
+    [("FROM python:3.12\nRUN pip install numpy", None, ("t0:", "RUN")), ("FROM ubuntu", "tests/host", "host: a link")],
+)
+async def test_a_task_folder_that_needs_an_image_or_leads_out_is_refused(
+    tmp_path: Path, dockerfile: str, link: str | None, words: Names
+) -> None:
+    harbor_task(tmp_path / "t0", dockerfile)
+    if link is not None:
+        (tmp_path / "t0" / link).symlink_to("/etc/passwd")
     options = EnvironmentOptions(
         environment="harbor", task_options={"folder": str(tmp_path), "sandbox": "http://unused"}
     )
     sidecar = Sidecar(options)
     try:
-        with naming(CodeError, "t0:", "RUN"):
+        with naming(CodeError, words):
             await sidecar.tasks("validation", 1, 1, 20)
     finally:
         await sidecar.close()

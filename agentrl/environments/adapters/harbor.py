@@ -92,6 +92,8 @@ def _post(episode, path, body, method="POST"):
 
 
 def _read(folder):
+    if link := next((one for one in (folder, *folder.rglob("*")) if one.is_symlink()), None):
+        raise ValueError(f"{link}: a link, which may lead to files of this machine; copy what it leads to")
     config, docker = tomllib.loads((folder / "task.toml").read_text()), folder / "environment" / "Dockerfile"
     place, tester = config.get("environment", {}), config.get("verifier", {})
     orders = [line.strip() for line in (docker.read_text() if docker.exists() else "").splitlines()]
