@@ -190,12 +190,12 @@ async def act(chat: Chat, form: Form, mode: str, folder: Path, seed: int, out: P
         async with service.session() as open:
             begin = open.session.begin
 
-            async def spied(body: bytes, dialect: Any, delivery: Any) -> Any:
+            async def spied(body: bytes, dialect: Any, delivery: Any, read: Any = None) -> Any:
                 value = json.loads(body)
                 seen.calls, seen.streamed = seen.calls + 1, seen.streamed + bool(value.get("stream"))
                 seen.paths.add(dialect.path.removeprefix("v1/"))
                 seen.asked.append({"path": dialect.path, "body": value})
-                begun = await begin(body, dialect, delivery)
+                begun = await begin(body, dialect, delivery, read)
                 seen.ids.append(begun[1].begun.id)
                 return begun
 

@@ -150,9 +150,9 @@ async def record(name: str, executable: str) -> list[dict[str, Any]]:
         async with scripted(chat, says, **ROOM) as (service, _), service.session() as open:
             begin = open.session.begin
 
-            async def spied(body: bytes, dialect: Any, delivery: Any) -> Any:
+            async def spied(body: bytes, dialect: Any, delivery: Any, read: Any = None) -> Any:
                 asked.append({"path": dialect.path, "body": json.loads(body)})
-                return await begin(body, dialect, delivery)
+                return await begin(body, dialect, delivery, read)
 
             open.session.begin = spied  # type: ignore[method-assign]
             (home / file).parent.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ async def killed(chat: Chat, client: Path, rng: random.Random) -> str:
         async with service.session() as open:
             begin = open.session.begin
 
-            async def begun(body: bytes, dialect: Any, delivery: Any) -> Any:
+            async def begun(body: bytes, dialect: Any, delivery: Any, read: Any = None) -> Any:
                 note = delivery.sent
 
                 def noted(size: int, tokens: int) -> None:
@@ -71,7 +71,7 @@ async def killed(chat: Chat, client: Path, rng: random.Random) -> str:
                     note(size, tokens)
 
                 delivery.sent = noted
-                return await begin(body, dialect, delivery)
+                return await begin(body, dialect, delivery, read)
 
             open.session.begin = begun  # type: ignore[method-assign]
             _, _, address, place = open.base_url.split("/", 3)

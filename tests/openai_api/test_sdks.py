@@ -135,9 +135,9 @@ async def run_page(chat: Chat, page: str, tmp_path: Path, packages: Path | None)
     async with scripted(chat, SAYS) as (service, engine), service.session() as open:
         begin = open.session.begin
 
-        async def spied(body: bytes, dialect: Any, delivery: Delivery) -> Any:
+        async def spied(body: bytes, dialect: Any, delivery: Delivery, read: Any = None) -> Any:
             asked.append({"path": dialect.path, "body": json.loads(body)})
-            return await begin(body, dialect, delivery)
+            return await begin(body, dialect, delivery, read)
 
         open.session.begin = spied  # type: ignore[method-assign]
         environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(packages or "")}
