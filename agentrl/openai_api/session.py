@@ -132,7 +132,7 @@ class Session:
         self._most_characters = episode.context.chat.most_characters(episode.context.limits.max_model_len)
 
     async def begin(
-        self, body: bytes, dialect: Dialect, delivery: Delivery, asked: Asked | None = None
+        self, body: bytes, dialect: Dialect, delivery: Delivery, asked: Asked | None = None, /
     ) -> tuple[Asked, Call, asyncio.Task[Completion]]:
         """Read a request, find its place and start generating there. `leave` ends the task before its time.
 
