@@ -42,7 +42,7 @@ LOOK_SECONDS = 2.0
 MOST_TASKS, MOST_FILES = 32768, 8192
 """Limits of a user's processes, who is the same in all containers, and of a process's open files."""
 FILLS = ("CHOWN", "DAC_OVERRIDE", "FOWNER")
-"""Capabilities of root while it fills a container; its programs are the image's own."""
+"""Capabilities of a container's root, by which it fills it; its programs are the image's own."""
 CAPABILITIES = (
     *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP"),
     *("LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER"),
@@ -103,6 +103,8 @@ class CommandLine(Containers):
 
     def __init__(self) -> None:
         self._words: list[str] = []
+        self.is_podman = False
+        """False: docker, or one that is taken for it."""
         self._options = ContainerOptions()
         self._ending: set[asyncio.Task[None]] = set()
         self._environment = {name: os.environ[name] for name in PASSED if name in os.environ}
@@ -267,6 +269,7 @@ class CommandLine(Containers):
             status, said = await self._call("info", seconds=INFO_SECONDS, line=words)
         except OSError as error:
             return f"{words[0]}: {error}"
+        self.is_podman = status == 0 and "buildahVersion" in said
         # docker's client prints what it knows of itself, and ends with status 0 or 1.
         errors = re.findall(r"(?im)^.*(?:error|cannot|refused).*$", said) if status != 0 else []
         return None if status == 0 else f"`{shlex.join(words)} info`: {(errors or [said])[-1].strip()[-300:]}"
@@ -334,7 +337,8 @@ class OCIContainer(Container):
                 mounts = ["--volume", f"{door}:{WAY}:ro"]
             is_root = spec.image.startswith("/")
             image = ["--rootfs", f"{spec.image}:O"] if is_root else ["--pull", "never", spec.image]
-            words = ["run", "--detach", "--name", self.name, "--label", PREFIX, *_limits(options, spec.folder), *mounts]
+            words = ["run", "--detach", "--name", self.name, "--label", PREFIX, *mounts]
+            words += _limits(options, spec.folder, self._line.is_podman)
             words += [*options.arguments, "--entrypoint", main[0], *image, *main[1:]]
             await self._line.call(f"starting a container of {spec.image}", *words)
             if receiver is not None:
@@ -367,6 +371,10 @@ class OCIContainer(Container):
     def _running(self) -> tuple[str, ...]:
         return "inspect", "--format", "{{.State.Running}}", self.name
 
+    @property
+    def _enter(self) -> tuple[str, ...]:
+        return "exec", "--user", self._spec.options.user
+
     async def prepare(self, script: str, archive: Path | None = None) -> None:
         rights = ["--privileged"] if self._spec.options.ids[0] == 0 else []  # Else it has FILLS.
         words = ["--user", "0:0", *rights, "--interactive", self.name]
@@ -381,12 +389,12 @@ class OCIContainer(Container):
         named = [
             word for name in environment for word in ("--env", f"{name}={needed[name]}" if name in needed else name)
         ]
-        given = ["exec", "--interactive", "--workdir", folder, *named, self.name, *words]
+        given = [*self._enter, "--interactive", "--workdir", folder, *named, self.name, *words]
         return await self._line.run(given, environment, secret, most)
 
     async def settle(self) -> int:
         try:
-            said = await self._line.call("ending its processes", "exec", self.name, "sh", "-c", SETTLE)
+            said = await self._line.call("ending its processes", *self._enter, self.name, "sh", "-c", SETTLE)
         except ContainerFailed as error:
             if await self._is_ended_from_within():
                 raise Unfit("the program ended its container") from error
@@ -402,7 +410,7 @@ class OCIContainer(Container):
         return running == "false" and (by_memory == "true" or status != "137")
 
     async def take(self, folder: str, archive: Path, most: int) -> None:
-        await self._line.stream(["exec", self.name, "sh", "-c", TAKE, "sh", folder], archive, most)
+        await self._line.stream([*self._enter, self.name, "sh", "-c", TAKE, "sh", folder], archive, most)
 
     async def stop(self) -> None:
         for one in (*self.listeners.values(), self._link):
@@ -411,7 +419,7 @@ class OCIContainer(Container):
         await asyncio.shield(self._line.later(self._line.remove(self.name)))
 
 
-def _limits(options: ContainerOptions, folder: str) -> list[str]:
+def _limits(options: ContainerOptions, folder: str, is_podman: bool) -> list[str]:
     """Write the words of `run` that hold a container's program."""
     room = f"rw,exec,nosuid,nodev,size={options.disk_megabytes}m,mode=1777"
     memory = f"{options.memory_megabytes}m"
@@ -420,8 +428,8 @@ def _limits(options: ContainerOptions, folder: str) -> list[str]:
         _hard(kind, most) for kind, most in ((resource.RLIMIT_NPROC, MOST_TASKS), (resource.RLIMIT_NOFILE, MOST_FILES))
     )
     words = [
-        *_rights(options),
-        *("--security-opt", "no-new-privileges", "--user", options.user, "--read-only"),
+        *_rights(options, is_podman),
+        *("--security-opt", "no-new-privileges", "--read-only"),
         *("--network", "host" if options.network == "host" else "none"),
         *("--memory", memory, "--memory-swap", memory, "--cpus", f"{options.cpus:g}"),
         *("--pids-limit", str(options.processes)),
@@ -434,16 +442,19 @@ def _limits(options: ContainerOptions, folder: str) -> list[str]:
     return words + (["--uidmap", options.uidmap] if options.uidmap is not None else [])
 
 
-def _rights(options: ContainerOptions) -> list[str]:
-    """Write the words of `run` by which its user has no capability, and root FILLS.
+def _rights(options: ContainerOptions, is_podman: bool) -> list[str]:
+    """Write the words of `run` by which root has FILLS, and another user nothing. Where the user is root, it has none.
 
-    They are not added to none: podman would give the user what is added by name. A user who is root, of a map of users,
-    would have what root has; so there the container has none.
+    podman would give the first process's user what is added, so all others are dropped by name. docker gives root
+    nothing in a container that another user began, so root begins it.
     """
     if options.ids[0] == 0:
-        return ["--cap-drop", "all"]
+        return ["--cap-drop", "all", "--user", options.user]
+    if not is_podman:
+        return ["--cap-drop", "all", *(word for name in FILLS for word in ("--cap-add", name)), "--user", "0:0"]
     known = int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1
-    return [word for name in CAPABILITIES[:known] if name not in FILLS for word in ("--cap-drop", name)]
+    dropped = (word for name in CAPABILITIES[:known] if name not in FILLS for word in ("--cap-drop", name))
+    return [*dropped, "--user", options.user]
 
 
 async def _read(stream: asyncio.StreamReader) -> bytes:

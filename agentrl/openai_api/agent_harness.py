@@ -218,7 +218,10 @@ def files_of(sample: Mapping[str, object], name: str) -> dict[str, str]:
         if not isinstance(path, str) or not isinstance(text, str):
             raise DataError(f'{place}[{index}]: expected {{"path": text, "text": text}}, found {one!r:.200}')
         if (plain := file_below(path)) is None:
-            raise DataError(f"{place}[{index}].path: expected a path below the working folder, found {path!r:.200}")
+            raise DataError(
+                f"{place}[{index}].path: expected a path below the working folder, with names of at most 255 bytes, "
+                f"found {path!r:.200}"
+            )
         try:
             f"{path}{text}".encode()
         except UnicodeEncodeError as error:

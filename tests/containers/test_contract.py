@@ -54,11 +54,13 @@ elif words[0] == "delete":
 
 
 class TestCommandLine(ContainersContract):
-    @pytest.fixture
-    async def starter(self, boxed: Boxed) -> AsyncIterator[tuple[Containers, Spec]]:
+    @pytest.fixture(params=["as podman", "as docker"])
+    async def starter(self, boxed: Boxed, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Containers, Spec]]:
         options = boxed()
         line = CommandLine()
         await line.open(options)
+        assert line.is_podman
+        line.is_podman = request.param == "as podman"
         assert options.image is not None
         yield line, Spec(options.image, options, "/tmp", (8011,))
         await line.close()
@@ -69,6 +71,8 @@ class TestCommandLine(ContainersContract):
         await container.prepare(f"{line}; ! mount -t proc none /tmp; [ ! -w /proc/sys/kernel/core_pattern ]")
         _, said = await self.ran(container, "cat /tmp/rights")
         assert set(said.split()[1::2]) == {f"{0b1011:016x}", "1", "2"}
+        _, said = await self.ran(container, "grep -E '^Cap(Eff|Prm|Inh|Amb)|^NoNew' /proc/self/status")
+        assert said.split()[1::2] == ["0" * 16] * 4 + ["1"]
 
 
 @pytest.mark.slice(1, "documents")
