@@ -28,7 +28,7 @@ def spied(open: Open) -> list[str]:
         ids.append(begun[1].begun.id)
         return begun
 
-    open.session.begin = beginning  # type: ignore[method-assign, assignment]
+    open.session.begin = beginning  # type: ignore[method-assign]
     return ids
 
 

@@ -58,7 +58,7 @@ def spied(open: Open) -> list[Any]:
         calls.append(begun[1])
         return begun
 
-    open.session.begin = beginning  # type: ignore[method-assign, assignment]
+    open.session.begin = beginning  # type: ignore[method-assign]
     return calls
 
 

@@ -113,7 +113,7 @@ async def test_an_answer_that_may_be_another_one_is_sent_whole(chat: Chat, more:
             lives.append(call.live)
             return asked, call, task
 
-        open.session.begin = spied  # type: ignore[method-assign, assignment]
+        open.session.begin = spied  # type: ignore[method-assign]
         async with httpx.AsyncClient(timeout=30) as client:
             body = {"messages": [QUESTION], "stream": True}
             for extra in (more, {}):
