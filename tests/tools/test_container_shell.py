@@ -13,7 +13,7 @@ import yaml
 
 from agentrl.errors import ConfigError
 from agentrl.tool import ErrorKind
-from agentrl.tool.session import ToolSession
+from agentrl.tool.session import ToolInfrastructureError, ToolSession
 from agentrl.tool.toolset import ToolSet
 from tests.containers.conftest import Boxed, boxed, names, root
 from tests.naming import Names, naming
@@ -106,6 +106,16 @@ async def test_commands_that_go_too_far_are_ended_and_the_next_one_runs(opened: 
             assert (await session.call("bash", {"command": command})).error is ErrorKind.ARGUMENTS
         assert await run(session, "echo " + "é" * 49_993 + " | wc -c") == "99987"
     assert rewards == [1.0]
+
+
+@pytest.mark.slice(0, "matrix")
+async def test_a_container_that_cannot_be_filled_is_no_reward_and_one_failure(opened: Open) -> None:
+    rewards: list[float] = []
+    large = {**ROW, "files": [{"path": "large", "text": "x" * (3 << 20)}]}
+    async with opened(rewards, large, box={"disk_megabytes": 1}) as session:
+        with pytest.raises(ToolInfrastructureError, match="filling a container"):
+            await session.call("bash", {"command": "true"})
+    assert rewards == [0.0]
 
 
 @pytest.mark.slice(0, "matrix")
