@@ -46,6 +46,12 @@ class History(Generic[Owner]):
         """Store a checkpoint under the digest of its messages."""
         self._known.setdefault(digest, []).append(checkpoint)
 
+    def remove(self, checkpoint: Checkpoint[Owner]) -> None:
+        """Remove a checkpoint whose messages are in no transcript any more."""
+        for places in self._known.values():
+            if checkpoint in places:
+                places.remove(checkpoint)
+
     def items(self) -> Iterable[tuple[Digest, Sequence[Checkpoint[Owner]]]]:
         """Return all checkpoints with the digests of their messages."""
         return self._known.items()

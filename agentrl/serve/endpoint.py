@@ -94,6 +94,8 @@ class LiveEndpoint(Endpoint):
         """Sessions in memory, by id."""
         self._last: dict[str, float] = {}
         """Time of their last request or answer."""
+        self._kept: dict[str, dict[str, Conversation]] = {}
+        """Conversations of sessions that were silent, which a request may continue by the id of their last answer."""
         self._tokens: dict[str, str] = {}
         """Names by which the routes of `Endpoint` know them."""
         self._reader = self._made("reader")
@@ -320,6 +322,7 @@ class LiveEndpoint(Endpoint):
                 logger.error("session %s cannot go on: %s. Its client begins another part of it", id, error)
                 self._store.stop(id)
                 return await self._bring(self._next(id))
+        session.kept |= self._kept.pop(id, {})
         self._last[id] = self._now() if stored is None else stored.last
         self.open[id], self._tokens[id] = session, (token := secrets.token_urlsafe(24))
         self._sessions[token] = session
@@ -336,9 +339,8 @@ class LiveEndpoint(Endpoint):
         """Write a session down before its answer is sent."""
         self._last[session.id] = now = self._now()
         written, answer = session.written(), (call.begun.id, call.branch.digest)
-        self._store.keep(
-            *(session.id, now, written.versions, written.record, written.state), answer, continued(call.asked)
-        )
+        left = [*continued(call.asked), *session.dropped]
+        self._store.keep(session.id, now, written.versions, written.record, written.state, answer, left)
 
     async def rest(self, before: float) -> None:
         """Write down sessions that were silent since `before`, and take them from memory."""
@@ -350,11 +352,14 @@ class LiveEndpoint(Endpoint):
 
     async def _put_away(self, id: str) -> None:
         session, last = self._forget(id)
+        self._kept[id] = session.kept
+        if len(self._kept) > MOST_AT_ONCE:
+            del self._kept[next(iter(self._kept))]
         if session.is_lost:  # The store has it as its last answer left it.
             await session.close()
             return
         written = await session.end()
-        self._store.keep(id, last, written.versions, written.record, written.state)
+        self._store.keep(id, last, written.versions, written.record, written.state, left=session.dropped)
 
     def _forget(self, id: str) -> tuple[LiveSession, float]:
         """Take a session from memory; return it, and the time of its last request or answer."""

@@ -6,11 +6,10 @@ their messages and tools, their seeds, and the places from which they can be con
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
-
-from pydantic_core import from_json, to_json
 
 from agentrl.agent_loop.base import Episode
 from agentrl.errors import DataError
@@ -22,10 +21,11 @@ from agentrl.openai_api.history import Checkpoint, Digest
 from agentrl.openai_api.session import Call, Session
 from agentrl.rollouts.journal import record_of, trajectories_in
 from agentrl.rollouts.staleness_scheduler import GroupStatus
+from agentrl.system.delivery import Delivery
 from agentrl.system.json_value import JSON, as_list, as_object
 from agentrl.system.threads import OwnThread
 from agentrl.tool import ToolSchema
-from agentrl.trajectory import Message, Status, Trajectory
+from agentrl.trajectory import Message, Status, Trajectory, Turn
 from agentrl.trajectory.picture import pictures_in
 from agentrl.trajectory.staleness import newest_version, oldest_version
 
@@ -64,6 +64,10 @@ class LiveSession(Session):
         self._on_answer = on_answer
         self.held: list[Asked] = []
         """Requests that have found the session; their answers, if they are streams, may take longer."""
+        self.dropped: list[Digest] = []
+        """Digests of histories that ended with an answer which was removed."""
+        self._untaken: dict[Digest, list[tuple[Checkpoint[Branch], Turn]]] = {}
+        """By prompt: its place and its answer, which nobody was known to have taken when the process ended."""
 
     @property
     def is_busy(self) -> bool:
@@ -84,6 +88,29 @@ class LiveSession(Session):
         completion = await super()._answer(call)
         self._on_answer(self, call)
         return completion
+
+    def _end_left(self, call: Call, start: int) -> ApiError:
+        gone = super()._end_left(call, start)
+        if not call.sampling:  # The part that its client was delivered is recorded.
+            self._on_answer(self, call)
+        return gone
+
+    def _take_back(self, branches: Sequence[Branch], keep: int = 0) -> None:
+        super()._take_back(branches, keep)
+        self.dropped += [branch.digest for branch in branches]
+
+    async def _placed(self, asked: Asked, delivery: Delivery) -> Call:
+        for place, turn in self._untaken.pop(asked.digest, ()):
+            branch = place.owner
+            if branch.busy or turn.end != len(branch.episode.transcript):
+                continue
+            # Its client asks again, so it did not get the answer.
+            if branch.tip is not None:
+                self.branches.history.remove(branch.tip)
+            self._take_back([branch])
+            self.turns -= 1
+            branch.tip, branch.digest = place, asked.digest
+        return await super()._placed(asked, delivery)
 
     def check_asked(self, asked: Asked) -> None:
         super().check_asked(asked)
@@ -112,16 +139,22 @@ class LiveSession(Session):
         record = record_of(0, sample, GroupStatus.SCORED, oldest_version([trajectory]), [trajectory])
         if record is None:
             raise DataError("a live session has images, experts of tokens or a teacher's prompt, which no record holds")
+        running = [call for call in self._answered.values() if not call.delivery.whole]
+        untaken = {branch for call in running for branch in call.branches}
         state = {
             "ending": self.ending.value,
             "requests": self._requests,
             "replies": self._replies,
             "prompts": dict(self.branches.prompts),
             "sampled": sorted(self.episode.sampled_texts),
-            "branches": [_state_of(branch, self._places_of(branch)) for branch in self.branches.all],
+            "stopped": self.stopped,
+            "branches": [
+                _state_of(branch, self._places_of(branch), is_untaken=branch in untaken) for branch in self.branches.all
+            ],
         }
         versions = oldest_version([trajectory]), newest_version([trajectory])
-        return Written(versions, record, to_json(state).decode())
+        # The policy's arguments may hold half a surrogate pair, or be nested deeply.
+        return Written(versions, record, json.dumps(state))
 
     def _places_of(self, branch: Branch) -> list[tuple[Digest, Checkpoint[Branch]]]:
         """List the places of a branch's own conversation from which it can be continued."""
@@ -137,18 +170,19 @@ class LiveSession(Session):
 
     def resume(self, record: bytes, state: str) -> None:
         """Continue as `written` has left the session. Raises DataError for another form."""
-        (trajectory,) = trajectories_in(record)
         own = self.episode.trajectory
-        own.transcripts, own.turns, own.messages = trajectory.transcripts, trajectory.turns, trajectory.messages
-        own.metrics = trajectory.metrics
-        self.turns = sum(turn.role == "assistant" for turn in own.turns)
         try:
-            self._resume(as_object(from_json(state)))
-        except (KeyError, TypeError, ValueError) as error:
+            (trajectory,) = trajectories_in(record)
+            own.transcripts, own.turns, own.messages = trajectory.transcripts, trajectory.turns, trajectory.messages
+            own.metrics = trajectory.metrics
+            self.turns = sum(turn.role == "assistant" for turn in own.turns)
+            self._resume(as_object(json.loads(state)))
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise DataError(f"expected the state of a live session, found {state[:100]!r} ({error})") from error
 
     def _resume(self, told: Mapping[str, JSON]) -> None:
         self.ending = Status(str(told["ending"]))
+        self.stopped = None if told["stopped"] is None else Status(str(told["stopped"]))
         self._requests, self._replies = cast(int, told["requests"]), cast(int, told["replies"])
         self.branches.prompts.update(cast(dict[str, int], told["prompts"]))
         self.episode.sampled_texts.update(map(str, as_list(told["sampled"])))
@@ -166,6 +200,25 @@ class LiveSession(Session):
                 if tokens == len(episode.transcript):
                     branch.tip = place
             self.branches.all.append(branch)
+            self._resume_answer(branch, is_untaken=bool(one["untaken"]))
+
+    def _resume_answer(self, branch: Branch, *, is_untaken: bool) -> None:
+        """Restore what is known of the answer that a transcript ends with, if it ends with one."""
+        episode, own = branch.episode, self.episode.trajectory
+        turn = next((one for one in reversed(own.turns) if one.transcript == episode.index), None)
+        if turn is None or turn.role != "assistant" or turn.end != len(episode.transcript):
+            return
+        message = episode.messages[-1]
+        called = [str(call.get("id", "")) for call in message.get("tool_calls", ())]
+        branch.calls = dict(zip(called, turn.calls, strict=False))
+        if not is_untaken:
+            return
+        episode.last_turn = turn
+        episode.last_message = next((one for one in reversed(own.messages) if one == message), None)
+        for digest, places in list(self.branches.history.items()):
+            for place in places:
+                if place.owner is branch and place.tokens == turn.start and not place.replied:
+                    self._untaken.setdefault(digest, []).append((place, turn))
 
 
 def continued(asked: Asked) -> list[Digest]:
@@ -179,7 +232,9 @@ def continued(asked: Asked) -> list[Digest]:
     ]
 
 
-def _state_of(branch: Branch, places: Sequence[tuple[Digest, Checkpoint[Branch]]]) -> dict[str, object]:
+def _state_of(
+    branch: Branch, places: Sequence[tuple[Digest, Checkpoint[Branch]]], *, is_untaken: bool
+) -> dict[str, object]:
     episode = branch.episode
     return {
         "index": episode.index,
@@ -187,6 +242,7 @@ def _state_of(branch: Branch, places: Sequence[tuple[Digest, Checkpoint[Branch]]
         "seed": episode.seed,
         "digest": branch.digest.hex(),
         "opened": branch.opened,
+        "untaken": is_untaken,
         "turns": episode.assistant_turns,
         "messages": episode.messages,
         "tools": episode.tools,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -229,6 +230,76 @@ class TestSessions:
             assert third == id and len(live.recorded(id).transcripts) == 1
             assert len(live.engine.prompts[f"live/{id}.0"]) == 2, "the rest of it was sampled before"
 
+    async def test_an_answer_that_was_stopped_is_written_down_and_goes_on(self, live: Live) -> None:
+        async with live.serving():
+            live.engine.script = lambda session, turn: "one two three four five six"
+            live.engine.held_behind = "four"
+            stream: Any = await live.client.chat.completions.create(model="policy", messages=[user("Hi")], stream=True)
+            id, said = stream.response.headers[HEADER], ""
+            async for piece in stream:
+                said += piece.choices[0].delta.content or ""
+                if "four" in said:
+                    break
+            await stream.close()
+            while live.store.find(id).record is None:  # type: ignore[union-attr]
+                await asyncio.sleep(0.01)
+            assert live.recorded(id).turns[-1].text == said
+            assert (await live.give(response=piece.id, value=0)).json() == {"session": id, "status": "taken"}
+        async with live.serving():
+            talk = [user("Hi"), {"role": "assistant", "content": said}, user("And?")]
+            assert (await live.say(talk))[0] == id and len(live.recorded(id).transcripts) == 1
+
+    @pytest.mark.parametrize("value", ['"\\ud83d"', "[" * 230 + "]" * 230], ids=["half a pair", "deep"])
+    async def test_a_call_with_any_arguments_is_written_down_and_goes_on(self, live: Live, value: str) -> None:
+        body = {"name": "add", "arguments": {"a": None}}
+        text = f"<tool_call>\n{json.dumps(body).replace('null', value)}\n</tool_call>"
+        async with live.serving():
+            said, live.engine.script = live.engine.script, lambda session, turn: text
+            create: Any = live.client.chat.completions.with_raw_response.create
+            answer = await create(model="policy", messages=[user("Hi")], tools=[ADD])
+            id, (call,) = answer.headers[HEADER], answer.parse().choices[0].message.tool_calls
+        async with live.serving():
+            live.engine.script = said
+            function = {"name": "add", "arguments": call.function.arguments}
+            calls = [{"id": call.id, "type": "function", "function": function}]
+            talk = [user("Hi"), {"role": "assistant", "content": None, "tool_calls": calls}]
+            talk += [{"role": "tool", "tool_call_id": call.id, "content": "seven"}]
+            assert (await live.say(talk, tools=[ADD]))[0] == id
+            assert live.recorded(id).turns[0].calls[0].answer.text == "seven", "it is known again"
+
+    async def test_a_session_that_cannot_be_read_goes_on_in_the_next_part(self, live: Live) -> None:
+        async with live.serving():
+            _, talk = await live.say([user("Hi")], "chat-7")
+            await live.give(session="chat-7", value=1)
+        async with live.serving():
+            live.store._link.execute("UPDATE tokens SET state = '{}'")
+            for _ in range(2):
+                assert (await live.say([*talk, user("And?")], "chat-7"))[0] == "chat-7~2"
+            assert live.store.ready(live.now, ()) == [("chat-7", 3)]
+
+    async def test_an_answer_that_nobody_took_before_a_kill_is_asked_for_again(
+        self, live: Live, tmp_path: Path
+    ) -> None:
+        request = json.dumps({"model": "policy", "messages": [user("Hi")]}).encode()
+        async with live.serving():
+            port = int(live.endpoint.url.rpartition(":")[2])
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = f"authorization: Bearer {CLIENT}\r\n{HEADER}: chat-7\r\ncontent-length: {len(request)}"
+            writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n".encode() + request)
+            while (found := live.store.find("chat-7")) is None or found.record is None:
+                await asyncio.sleep(0.001)
+            writer.transport.abort()
+            with contextlib.closing(sqlite3.connect(tmp_path / "killed.sqlite")) as copy:
+                live.store._link.backup(copy)
+        killed = Live(live.chat, tmp_path / "killed.sqlite")
+        async with killed.serving():
+            assert len(killed.recorded("chat-7").turns) == 1
+            _, talk = await killed.say([user("Hi")], "chat-7")
+            assert (await killed.say([*talk, user("And?")]))[0] == "chat-7"
+            found_again = killed.recorded("chat-7")
+            assert len(found_again.transcripts) == 1
+            assert sum(turn.role == "assistant" for turn in found_again.turns) == 2
+
     async def test_a_silent_session_leaves_memory_and_comes_back(self, live: Live) -> None:
         async with live.serving():
             id, talk = await live.say([user("Hi")])
@@ -239,6 +310,15 @@ class TestSessions:
             assert not live.endpoint.open
             again, _ = await live.say([*talk, user("And?")])
             assert again == id and len(live.recorded(id).transcripts) == 1
+
+    async def test_a_silent_session_is_continued_by_its_answer(self, live: Live) -> None:
+        async with live.serving():
+            create = live.client.responses.with_raw_response.create
+            answer = await create(model="policy", input="Hi")
+            await live.endpoint.rest(live.now)
+            assert not live.endpoint.open
+            again = await create(model="policy", input="And?", previous_response_id=answer.parse().id)
+            assert again.headers[HEADER] == answer.headers[HEADER]
 
     async def test_the_longest_silent_session_makes_room(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("agentrl.serve.endpoint.MOST_AT_ONCE", 2)
