@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -82,13 +81,35 @@ def remove_left_folders() -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder, also where a program has locked folders in it, or a file. A link is not followed."""
+    """Remove a folder, also where a program has locked folders in it, or a file. A link is not followed.
+
+    What cannot be removed stays. A folder in it is moved to the top, and emptied there: a program may leave more of
+    them, one in the other, than a path or a recursion can have.
+    """
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    for place, folders, _ in os.walk(path):
-        for each in (Path(place, name) for name in folders):
-            with suppress(OSError):
-                if not each.is_symlink():
-                    each.chmod(0o700)
-    shutil.rmtree(path, ignore_errors=True)
+    waiting, emptied, own = [path], list[Path](), secrets.token_hex(6)
+    while waiting:
+        folder = waiting.pop()
+        emptied.append(folder)
+        with suppress(OSError):
+            folder.chmod(0o700)
+            for each in list(folder.iterdir()):
+                waiting += _removed(each, path / f"{own}-{len(waiting) + len(emptied)}")
+    for folder in reversed(emptied):
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _removed(path: Path, place: Path) -> list[Path]:
+    """Remove a file or link; move a folder to a free place. Gives where the folder is."""
+    is_folder = path.is_dir() and not path.is_symlink()
+    try:
+        if not is_folder:
+            path.unlink()
+            return []
+        path.chmod(0o700)  # Else another user than root could not move it.
+        return [path.rename(place)]
+    except OSError:
+        return [path] * is_folder

@@ -97,3 +97,20 @@ def test_a_folder_for_a_while_is_gone_with_its_block(temporary: Path) -> None:
         assert folder.stat().st_mode & 0o777 == 0o700 and not owner.is_left(folder.name)
         raise ValueError("ended")
     assert not folder.exists()
+
+
+def test_folders_deeper_than_a_path_are_removed_and_links_are_not_followed(tmp_path: Path) -> None:
+    """A program leaves 3,000 of them, one in the other; a path has 4,096 characters."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    script = (
+        "import os\n"
+        f"os.makedirs({str(tmp_path / 'left' / 'locked' / 'inner')!r}); os.chdir({str(tmp_path / 'left')!r})\n"
+        f"os.symlink({str(outside)!r}, 'locked/inner/link'); os.chmod('locked', 0)\n"
+        "for _ in range(3000): os.mkdir('a'); open('file', 'w').close(); os.chdir('a')\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    owner.remove(tmp_path / "left")
+    assert [one.name for one in tmp_path.iterdir()] == ["outside"] and (outside / "kept").exists()
+    owner.remove(tmp_path / "left")
