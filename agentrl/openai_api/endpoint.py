@@ -17,7 +17,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -114,6 +114,9 @@ def _only(app: ASGIApp, token: str) -> ASGIApp:
 class Endpoint:
     """Server of sessions until it is closed. Call its methods on the loop that started it."""
 
+    address_keys: ClassVar = ("openai_proxy.host", "openai_proxy.port")
+    """Keys of the run that have its address."""
+
     def __init__(self, host: str = "127.0.0.1", port: int = 0, *, strict: bool = False) -> None:
         """`port` 0: any that is free. `strict`: unknown fields are refused, not dropped."""
         self.url = ""
@@ -139,8 +142,9 @@ class Endpoint:
     async def start(self) -> None:
         """Start the server; returns when calls are answered. Raises ConfigError for an address that it cannot have."""
         allow_many_files()
-        listener = _listen(*self._address)
-        self.url = self.queue.url = f"http://{self._address[0]}:{listener.getsockname()[1]}"
+        listener = listen(*self._address, self.address_keys)
+        host = self._address[0]
+        self.url = self.queue.url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         self._front = fronted(self._app(), MAX_BODY, _refusal_unread)
         config = uvicorn.Config(
             self._front,
@@ -449,17 +453,24 @@ async def report_body(request: Request) -> bytes:
     return body
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Open a socket whose connections end when their other side has been silent for long."""
+def listen(host: str, port: int, keys: tuple[str, str]) -> socket.socket:
+    """Open a socket whose connections end when their other side has been silent for long.
+
+    Raises ConfigError, with the names of the keys, for an address that it cannot have.
+    """
     # The protocol is named, or asyncio would leave Nagle's algorithm on, which costs 40 ms an answer.
-    listener = Listener(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_MILLISECONDS)
     try:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"openai_proxy.host={host}, openai_proxy.port={port}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"{keys[0]}={host}, {keys[1]}={port}: expected an address of this machine and a free port: "
+            f"{error.strerror or error}"
+        ) from error
     return listener
 
 

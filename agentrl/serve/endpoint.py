@@ -42,7 +42,7 @@ from agentrl.openai_api.endpoint import (
 from agentrl.openai_api.errors import NO_ROOM, ApiError, unknown_session
 from agentrl.openai_api.history import Digest
 from agentrl.openai_api.session import Call, Session
-from agentrl.serve.options import LiveOptions
+from agentrl.serve.options import FLAGS, LiveOptions
 from agentrl.serve.session import LiveSession, continued
 from agentrl.serve.store import KeyReused, Store, StoredSession, UnknownSession
 from agentrl.system.json_value import JSON, as_object
@@ -76,6 +76,8 @@ class _Claim(NamedTuple):
 
 class LiveEndpoint(Endpoint):
     """Server of live sessions. Call its methods on the loop that started it."""
+
+    address_keys = FLAGS
 
     def __init__(
         self,

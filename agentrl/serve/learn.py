@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from agentrl.checkpoint.manifest import CHECKPOINTS, steps_in
 from agentrl.config import Config
 from agentrl.config.load import load_config
+from agentrl.openai_api.endpoint import listen
+from agentrl.quickstart.assets import NAME as QUICKSTART
 from agentrl.rollouts.ledger import LedgerFile
 from agentrl.serve.check import check_config
 from agentrl.serve.loop import LOOP, LiveLoop
-from agentrl.serve.options import LiveOptions
-from agentrl.serve.store import STORE_FILE, Store
+from agentrl.serve.options import FLAGS, LiveOptions
+from agentrl.serve.store import STORE_FILE, Store, facts_of
 from agentrl.train import train
 from agentrl.trainer.observer import Step, StepObserver
 
@@ -55,7 +58,10 @@ def learn(overrides: Sequence[str], options: LiveOptions) -> dict[str, float]:
     check_config(config)
     path = store_of(config)
     if path.exists() and config.trainer.resume_mode != "disable":
-        Store(path).close()  # whose version may be another one
+        with closing(Store(path)) as store:  # whose version, or model, may be another one
+            if config.actor_rollout_ref.model.path != QUICKSTART:  # which the run names otherwise when it has made it
+                store.know(facts_of(config))
+    listen(options.host, options.port, FLAGS).close()  # refused before models are loaded
     return train(config, loops={LOOP: LiveLoop(options)}, observers=[StoreKeeper(path)])
 
 

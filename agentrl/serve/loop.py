@@ -25,7 +25,7 @@ from agentrl.serve.check import check_config
 from agentrl.serve.endpoint import LiveEndpoint
 from agentrl.serve.options import LiveOptions
 from agentrl.serve.session import fill
-from agentrl.serve.store import STORE_FILE, Fate, Store, StoredSession
+from agentrl.serve.store import STORE_FILE, Fate, Store, StoredSession, facts_of
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
 
@@ -112,7 +112,7 @@ class LiveLoop(AgentLoop):
         folder, fsync = Path(self._config.trainer.default_local_dir), self._config.async_training.journal_fsync
         store = Store(folder / STORE_FILE, fsync=fsync)
         try:
-            store.know({"actor_rollout_ref.model.path": self._config.actor_rollout_ref.model.path})
+            store.know(facts_of(self._config))
             version = (await context.engine.health()).version
             if lost := store.lose_after(version):
                 logger.warning(

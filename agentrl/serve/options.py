@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from agentrl.errors import ConfigError
 
 SHORTEST_KEY = 16
+FLAGS = ("--host", "--port")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from agentrl.config import Config
 from agentrl.errors import DataError, TrainingError
 from agentrl.system.json_value import JSON
 
@@ -445,3 +446,8 @@ class Store:
         """Return all sessions, by the time of their last answer."""
         ids = self._link.execute("SELECT id FROM sessions ORDER BY last, id").fetchall()
         return (one for (id,) in ids if (one := self.find(id)) is not None)
+
+
+def facts_of(config: Config) -> dict[str, str]:
+    """List the keys of a run that its sessions depend on, with their values."""
+    return {"actor_rollout_ref.model.path": config.actor_rollout_ref.model.path}

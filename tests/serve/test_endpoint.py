@@ -47,6 +47,7 @@ class Live:
     path: Path
     now: float = 1000.0
     limits: LoopLimits = LIMITS
+    host: str = "127.0.0.1"
     engine: ScriptedEngine = field(init=False)
     store: Store = field(init=False)
     endpoint: LiveEndpoint = field(init=False)
@@ -60,7 +61,7 @@ class Live:
         self.store = Store(self.path)
         context = LoopContext(self.engine, self.chat, ToolSet.from_tools([]), {}, self.limits)
         begin = partial(begin_episode, context, LiveRows([])[0], SamplingParams(1))
-        options = LiveOptions(port=0, client_key=CLIENT, operator_key=OPERATOR)
+        options = LiveOptions(self.host, 0, client_key=CLIENT, operator_key=OPERATOR)
         self.endpoint = LiveEndpoint(options, self.store, self.chat, begin, lambda: None, lambda: self.now)
         await self.endpoint.start()
         url = f"{self.endpoint.url}/v1"
@@ -459,6 +460,13 @@ class TestKeys:
             with pytest.raises((openai.BadRequestError, openai.NotFoundError)):
                 await live.say([user("Hi")], name)
             assert not list(live.store.sessions())
+
+
+async def test_it_listens_at_an_address_of_ipv6(live: Live) -> None:
+    live.host = "::1"
+    async with live.serving():
+        assert live.endpoint.url.startswith("http://[::1]:")
+        await live.say([user("Hi")])
 
 
 async def test_prompts_are_counted_without_a_session(live: Live) -> None:

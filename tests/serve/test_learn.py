@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import shlex
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -215,6 +217,22 @@ class TestRefusals:
 
     def test_the_fates_of_a_folder_without_a_store(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         refused(main, ["--fates", str(tmp_path)], capsys, STORE_FILE, "no such file")
+
+    def test_a_port_that_is_taken(self, policy_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            refused(main, arguments(policy_dir, tmp_path / "run", port), capsys, f"--port={port}", "already in use")
+        assert not (tmp_path / "run").exists()
+
+    def test_a_store_of_another_model(
+        self, policy_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with contextlib.closing(Store(tmp_path / "run" / STORE_FILE)) as store:
+            store.know({"actor_rollout_ref.model.path": "another/model"})
+        refused(main, arguments(policy_dir, tmp_path / "run", 0), capsys, STORE_FILE, "model.path=another/model")
+        assert [one.name for one in (tmp_path / "run").iterdir()] == [STORE_FILE]
 
     def test_a_store_of_another_version(
         self, policy_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
