@@ -343,6 +343,7 @@ class LiveEndpoint(Endpoint):
         written, answer = session.written(), (call.begun.id, call.branch.digest)
         left = [*continued(call.asked), *session.dropped]
         self._store.keep(session.id, now, written.versions, written.record, written.state, answer, left)
+        session.dropped.clear()  # The same answer may be sampled again.
 
     async def rest(self, before: float) -> None:
         """Write down sessions that were silent since `before`, and take them from memory."""
@@ -354,7 +355,8 @@ class LiveEndpoint(Endpoint):
 
     async def _put_away(self, id: str) -> None:
         session, last = self._forget(id)
-        self._kept[id] = session.kept
+        if session.kept:
+            self._kept[id] = session.kept
         if len(self._kept) > MOST_AT_ONCE:
             del self._kept[next(iter(self._kept))]
         if session.is_lost:  # The store has it as its last answer left it.

@@ -296,6 +296,7 @@ class TestSessions:
         async with killed.serving():
             assert len(killed.recorded("chat-7").turns) == 1
             _, talk = await killed.say([user("Hi")], "chat-7")
+            await killed.endpoint.rest(killed.now)
             assert (await killed.say([*talk, user("And?")]))[0] == "chat-7"
             found_again = killed.recorded("chat-7")
             assert len(found_again.transcripts) == 1
