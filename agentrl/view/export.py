@@ -31,7 +31,7 @@ SCRIPTS = ("dom", "api", "charts", "ribbon", "tables", "parts", "replay", "pages
 MOST = 512
 """Trajectories that are written into one file."""
 BY_ROLE = {"system": "prompts", "user": "prompts", "prompt": "prompts", "assistant": "responses", "tool": "answers"}
-TEXTS = ("prompts", "responses", "answers", "failures", "uids", "sources")
+TEXTS = ("prompts", "responses", "answers", "truths", "failures", "uids", "sources")
 COLUMNS = (*TEXTS, "ids", "scores", *NUMBERS)
 """Columns that an export can leave out; TEXTS can be masked, too."""
 MASKED = "█"
@@ -59,9 +59,12 @@ class Hidden:
             if name not in TEXTS:
                 raise DataError(f"mask={name}: want one of {', '.join(TEXTS)}; other columns can be left out")
         hidden = Hidden(frozenset(leave_out), frozenset(mask))
+        more = set[str]()
         if hidden.texts & {"prompts", "responses", "answers"}:
-            return Hidden(hidden.left_out | {"failures"} - hidden.masked, hidden.masked)  # they may quote the others
-        return hidden
+            more.add("failures")  # they may quote the others
+        if hidden.texts & {"responses", "answers"}:
+            more.add("truths")  # they may say the same
+        return Hidden(hidden.left_out | more - hidden.masked, hidden.masked)
 
     @property
     def texts(self) -> frozenset[str]:
@@ -126,6 +129,7 @@ def overview(viewer: Viewer, numbers: Collection[int], steps: Collection[tuple[i
 def hide(record: Record, hidden: Hidden) -> None:
     """Remove the hidden parts from a trajectory, and round its tokens' numbers."""
     hide_row(record, hidden)
+    record["ground_truth"] = hidden.text("truths", record["ground_truth"])
     for message in cast(list[Record], record["messages"] or []):
         column = BY_ROLE.get(str(message["role"]), "prompts")
         for name in ("content", "tool_calls", "other"):
@@ -138,7 +142,7 @@ def hide(record: Record, hidden: Hidden) -> None:
     record["tokenizer"] = {**cast(Record, record["tokenizer"]), "origin": "the run's tokenizer was not found"}
     left = set[int]()
     for number, window in enumerate(cast(list[Record], record["transcripts"])):
-        ids = _hidden_ids(window, [turn for turn in turns if turn["transcript"] == number], hidden)
+        ids = _hidden_ids(number, window, [turn for turn in turns if turn["transcript"] == number], hidden)
         window["ids"] = ids
         window["score"] = None if "scores" in hidden.left_out else window["score"]
         left |= {*ids.tolist()}
@@ -166,13 +170,14 @@ def _hide_turn(turn: Record, hidden: Hidden) -> None:
             one["reward"] = None
 
 
-def _hidden_ids(window: Record, turns: Sequence[Record], hidden: Hidden) -> npt.NDArray[np.int32]:
-    """Ids of a context window, -1 in the place of tokens whose texts are hidden."""
+def _hidden_ids(number: int, window: Record, turns: Sequence[Record], hidden: Hidden) -> npt.NDArray[np.int32]:
+    """Ids of context window `number`, -1 in the place of tokens whose texts are hidden."""
     ids = np.array(window["ids"], np.int32)
     if "ids" in hidden.left_out:
         return np.full_like(ids, -1)
     mask = np.asarray(window["mask"]).astype(bool)
-    if "prompts" in hidden.texts:
+    # The prompt of a later window repeats turns of earlier ones.
+    if hidden.texts & ({"prompts", "responses", "answers"} if number else {"prompts"}):
         ids[: cast(int, window["prompt_length"])] = -1
     if "responses" in hidden.texts:
         ids[mask] = -1

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import DataError
-from agentrl.trajectory import Image, PlacedImage
+from agentrl.trajectory import Image, PlacedImage, Transcript
 from agentrl.trajectory.parquet import SCHEMA, write_trajectories
 from agentrl.view.export import COLUMNS, TEXTS, Hidden, exported, hide
 from agentrl.view.images import MOST_BYTES
@@ -24,7 +24,7 @@ from agentrl.view.record import trajectory
 from agentrl.view.run import open_run
 from agentrl.view.tokens import TokenTexts, given_tokens
 from agentrl.view.viewer import Viewer
-from tests.naming import naming
+from tests.naming import assert_names, naming
 from tests.view.made import HOSTILE, TOKENIZER, Player, as_seen, ids_of, make_run, played, write_update
 from tests.vision.tiny import encoded
 
@@ -222,6 +222,30 @@ def test_what_is_masked_shows_its_length_alone(viewer: Viewer, column: str) -> N
         assert record["turns"][0]["calls"][0]["response"] == "██ ████"
     if column == "uids":
         assert record["uid"] == "█" * len("train/2/0/3")
+
+
+@pytest.mark.parametrize("hidden", ["responses", "answers"])
+def test_a_later_context_window_and_the_ground_truth_give_nothing_away(tmp_path: Path, hidden: str) -> None:
+    player = Player("train/9/0/0", 0, "What is the code?")
+    player.trajectory.ground_truth = "TRUTHSECRET"
+    secrets = {"responses": "RESPONSESECRET", "answers": "ANSWERSECRET"}
+    player.says(secrets["responses"]).hears(secrets["answers"])
+    later = Transcript()  # as compaction makes it
+    later.append_prompt(ids_of(f"<|im_start|>user\n{secrets['responses']} {secrets['answers']}<|im_end|>\n"))
+    later.append_sampled(ids_of("done"), [-1.0] * 4, 3)
+    player.trajectory.transcripts.append(later)
+    viewer = Viewer([open_run(str(make_run(tmp_path / "run", 1, 0, more=[player.ends(1.0)])))])
+
+    def whole(asked: Hidden) -> str:
+        data = contents(exported(viewer, [(0, "train_000001", 0)], asked))
+        windows = data["routes"]["/api/run/0/trajectory/train_000001/0"]["transcripts"]
+        return json.dumps(data) + "".join(data["tokens"].get(str(id), "?")[0] for one in windows for id in one["ids"])
+
+    assert_names(whole(Hidden()), *secrets.values(), "TRUTHSECRET")
+    for asked in (Hidden.from_names([], [hidden]), Hidden.from_names([hidden], [])):
+        found = whole(asked)
+        assert secrets[hidden] not in found and "TRUTHSECRET" not in found
+    assert "TRUTHSECRET" not in whole(Hidden.from_names(["truths"], []))
 
 
 def test_columns_that_cannot_be_hidden_are_refused() -> None:

@@ -427,7 +427,7 @@ function call(one, edit) {
 
 // ---------------------------------------------------------------- export
 
-const EXPORT_TEXTS = [["prompts", "prompts"], ["responses", "what the policy wrote"], ["answers", "tools' answers"], ["failures", "failures"], ["uids", "names"], ["sources", "data sources"]];
+const EXPORT_TEXTS = [["prompts", "prompts"], ["responses", "what the policy wrote"], ["answers", "tools' answers"], ["truths", "ground truths"], ["failures", "failures"], ["uids", "names"], ["sources", "data sources"]];
 const EXPORT_OTHERS = [["ids", "token ids"], ["scores", "rewards and scores"], ["logprobs", "engine's log-probs"], ["trainer_logprobs", "trainer's log-probs"], ["advantages", "advantages"]];
 
 export function exportButton(table) {
