@@ -79,6 +79,7 @@ REQUEST_SECONDS = 30.0
 ANSWER_SECONDS = 600.0
 """Seconds in which a client must take an answer."""
 LOOK_EVERY = 0.5
+GONE = "no such session: it was closed, or the server was started again"
 
 
 class Refused(Exception):
@@ -103,7 +104,7 @@ class Session:
         self._call = call
         self._jobs: queue.SimpleQueue[tuple[Future[bytes], Callable[[], object]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._number = -1
+        self._number, self._ended = -1, False
         self._answer: Future[bytes] = Future()
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
@@ -113,6 +114,8 @@ class Session:
         with self._lock:
             self.used = time.monotonic()
             if number != self._number:
+                if self._ended:
+                    raise Refused(410, GONE)
                 if number != self._number + 1:
                     raise Refused(409, f"expected request {self._number + 1} of the session, found {number}")
                 self._number, self._answer = number, Future()
@@ -123,8 +126,10 @@ class Session:
     def end(self, close: Callable[[Any], object] | None) -> Future[bytes]:
         """Close the episode after the call that runs. Returns a future, done when `close` has ended."""
         closed: Future[bytes] = Future()
-        self._jobs.put((closed, lambda: None if self.state is None or close is None else close(self.state)))
-        self._jobs.put(None)
+        with self._lock:  # what is asked after it finds no thread
+            self._ended = True
+            self._jobs.put((closed, lambda: None if self.state is None or close is None else close(self.state)))
+            self._jobs.put(None)
         return closed
 
     def _work(self) -> None:
@@ -163,7 +168,12 @@ class Asking:
 
     def __init__(self, module: Any) -> None:
         self._module, self._loop = module, asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:  # SystemExit and KeyboardInterrupt of an episode leave the loop of all, and are its error already
+            with suppress(BaseException):
+                self._loop.run_forever()
 
     def tasks(self, split: str, seed: int, count: int, **options: Any) -> Iterator[dict[str, Any]]:
         """Yield tasks. The first one is played with an empty turn, so that errors of `play` come before training."""
@@ -296,7 +306,7 @@ class Environment:
         with self._lock:
             session = self._sessions.get(asked["session"])
         if session is None:
-            raise Refused(410, "no such session: it was closed, or the server was started again")
+            raise Refused(410, GONE)
         if path == "/v1/step":
             return session.ask(asked["number"], lambda: self._step(session, asked["number"], asked["action"]))
         if path == "/v1/score":
@@ -368,7 +378,7 @@ class Environment:
                 return _encoded(work())
         except RefusedRow as refused:
             return _encoded({"refused": str(refused)})
-        except (Exception, SystemExit):
+        except BaseException:  # what ends this thread would leave its request without an answer
             text = traceback.format_exc()
             print(text, file=sys.stderr, flush=True)
             return _encoded({"error": text if len(text) <= MOST_ERROR else "...\n" + text[-MOST_ERROR:]})

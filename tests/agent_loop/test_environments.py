@@ -21,7 +21,7 @@ import yaml
 
 from agentrl.environments.interpreter import _install, find_python
 from agentrl.environments.loop import EnvironmentLoop
-from agentrl.environments.serve import KEY
+from agentrl.environments.serve import KEY, Refused, Session
 from agentrl.environments.sidecar import EnvironmentOptions, Play, Sidecar
 from agentrl.errors import CodeError, ConfigError
 from agentrl.remote.faults import RemoteRefused
@@ -69,6 +69,8 @@ def step(episode, action):
     marker = Path(episode.get("marker", "/"))
     if what == "raise":
         raise KeyError("my mistake")
+    if what == "interrupt":
+        raise KeyboardInterrupt
     if what == "fault":
         raise ConnectionError("its database is gone")
     if what in ("die", "hang") and not marker.exists():
@@ -476,6 +478,59 @@ async def test_a_dead_or_silent_sidecar_costs_a_try_and_no_reward(
     assert [one.status for one in trajectories] == [Status.COMPLETED] * 5
     assert trajectories[0].metrics["retries"] >= 1.0
     assert [len(one.turns) for one in trajectories] == [5] * 5
+
+
+ENDING = """
+import asyncio, sys
+
+def tasks(split, seed, count): yield {}
+
+async def play(task, seed, ask):
+    try:
+        turn = await ask([{"role": "user", "content": "Hi."}])
+    except EOFError:
+        return 0.0
+    if turn["text"] == "apart":
+        await asyncio.create_task(end())
+    return 1.0 if turn["text"] == "fine" else await end()
+
+async def end():
+    sys.exit(3)
+"""
+
+
+async def test_what_ends_a_thread_is_an_error_of_its_episode_alone(
+    bench: MakeBench, odd: EnvironmentOptions, tmp_path: Path
+) -> None:
+    (tmp_path / "ending.py").write_text(ENDING)
+    asking = EnvironmentOptions(environment=str(tmp_path / "ending.py"))
+    for options, task, said, problem in (
+        (odd, {"step": "interrupt"}, "", "step: KeyboardInterrupt"),
+        (asking, {}, "apart", "step: SystemExit: 3"),
+        (asking, {}, "exit", "step: SystemExit: 3"),
+    ):
+        sidecar = Sidecar(options)
+        try:
+            address = await sidecar.ready()
+            bad, good = (Play(sidecar, address, 20.0, "place") for _ in range(2))
+            await bad.start(task, 1)
+            await good.start({}, 1)
+            with naming(CodeError, problem):
+                for _ in range(2):
+                    await bad.step(said, [])
+            await good.step("fine", [])
+            assert await good.score() == {"score": 1.0}
+        finally:
+            await sidecar.close()
+
+
+def test_a_request_that_a_close_overtook_is_refused() -> None:
+    session = Session(lambda work: str(work()).encode())
+    assert session.ask(0, lambda: 5) == b"5"
+    session.end(None)
+    assert session.ask(0, lambda: 6) == b"5"
+    with naming(Refused, "it was closed"):
+        session.ask(1, lambda: 6)
 
 
 async def test_a_fault_of_its_services_is_none_of_its_code(bench: MakeBench, odd: EnvironmentOptions) -> None:
