@@ -91,6 +91,7 @@ class Callbacks(StepObserver):
         self._updates, self._log_every, self._save_every = updates, log_every, save_every
         self._steps_per_epoch = steps_per_epoch
         self._kept: list[Mapping[str, float]] = []
+        self._has_begun = False
         for one in callbacks:
             self.add(one)
 
@@ -137,13 +138,15 @@ class Callbacks(StepObserver):
                     )
 
     def on_rollout(self, step: Step) -> None:
-        self._state.global_step = (step.number - 1) * self._updates
+        self._at(step.number - 1)
         self.call("on_step_begin")
+
+    def on_published(self, step: Step) -> None:
+        self._at(step.number)  # for the validation, too
 
     def on_end(self, step: Step) -> None:
         """Call the events of a step's end: step, log, evaluation, save."""
         state, number = self._state, step.number
-        state.global_step, state.epoch = number * self._updates, number / self._steps_per_epoch
         self.call("on_step_end")
         is_last = state.global_step >= state.max_steps
         self._kept.append(step.metrics)
@@ -175,9 +178,18 @@ class Callbacks(StepObserver):
         return found
 
     def forget_after(self, step: int) -> None:
-        last = max(step, 0) * self._updates
+        """Go back to a step. The first call, before any rollout, is the begin of the training."""
+        self._at(max(step, 0))
+        last = self._state.global_step
         self._state.log_history = [one for one in self._state.log_history if one.get("step", 0) <= last]
         self._kept = []
+        if not self._has_begun:
+            self._has_begun = True
+            self.call("on_train_begin")
+
+    def _at(self, step: int) -> None:
+        """Say in the state how many steps are done."""
+        self._state.global_step, self._state.epoch = step * self._updates, step / self._steps_per_epoch
 
 
 def _check_parameters(where: str, asked: inspect.Signature, given: Sequence[str]) -> None:

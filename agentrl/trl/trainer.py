@@ -341,7 +341,6 @@ class GRPOTrainer:
             keys = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(given)}
         began = time.monotonic()
         with self._open(keys, [self._callbacks]) as run:
-            self._callbacks.call("on_train_begin")
             losses = [metrics["actor/loss"] for metrics in run if "actor/loss" in metrics]
         seconds, mean = time.monotonic() - began, sum(losses) / len(losses) if losses else 0.0
         summary = {"train_runtime": seconds, "train_loss": mean}

@@ -181,6 +181,37 @@ def test_callbacks_history_evaluation_and_resuming(policy_dir: Path, at_home: Pa
     assert again.state.log_history[-1]["train_runtime"] > 0
 
 
+def test_a_resumed_run_gives_reward_functions_the_step_of_an_undisturbed_one(policy_dir: Path, at_home: Path) -> None:
+    def train(folder: str, steps: int, *, resumes: bool = False) -> tuple[list[tuple[int, float]], list[object]]:
+        seen: list[tuple[int, float]] = []
+
+        def reward(completions: list[Any], trainer_state: Any, **kwargs: Any) -> list[float]:
+            seen.append((trainer_state.global_step, trainer_state.epoch))
+            sign = 1 if trainer_state.global_step < 4 else -1
+            return [sign * value for value in length(completions)]
+
+        class Begins(TrainerCallback):
+            def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                begins.append(state.global_step)
+
+        begins: list[int] = []
+        more: dict[str, Any] = {"steps_per_generation": 2, "loss_type": "grpo", "lr_scheduler_type": "constant"}
+        more |= {"max_steps": steps, "eval_strategy": "steps", "eval_steps": 4, "num_generations_eval": 2}
+        args = GRPOConfig(folder, **{**SMALL, **more})
+        trainer = GRPOTrainer(policy_dir, reward, args, ROWS, ROWS[:1], callbacks=[Begins()])
+        trainer.train(resume_from_checkpoint=resumes)
+        assert begins == [4 if resumes else 0]
+        return seen, [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+
+    seen, rewards = train("whole", 8)
+    # Of a generation 4 prompts and 2 optimizer steps; the validation sees the step that it is of.
+    steps = [(0, 0.0)] * 4 + [(2, 0.5)] * 4 + [(4, 1.0)] * 5 + [(6, 1.5)] * 4 + [(8, 2.0)]
+    assert seen == steps
+    first = train("parts", 4)
+    second = train("parts", 8, resumes=True)
+    assert first[0] + second[0] == steps and first[1] + second[1] == rewards
+
+
 def test_several_optimizer_steps_a_generation_have_falling_rates(policy_dir: Path, at_home: Path) -> None:
     """GSPO's published settings, with TRL's default of the schedule, and logs that fall into a generation."""
     gspo: dict[str, Any] = {
