@@ -94,7 +94,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     *_all("translated", "rollout.name: vllm where true, embedded else; with the importance correction", use_vllm=False),
     *_all("translated", "rollout.gpu_memory_utilization, with use_vllm", vllm_gpu_memory_utilization=0.3),
     *_all("translated", "rollout.tensor_model_parallel_size, with use_vllm", vllm_tensor_parallel_size=1),
-    *_all("translated", "rollout.max_model_len", vllm_max_model_length=None),
+    *_all("translated", "rollout.max_model_len, with use_vllm", vllm_max_model_length=None),
     *_all("translated", "rollout.free_cache_engine, with use_vllm", vllm_enable_sleep_mode=False),
     *_all("translated", "algorithm.rollout_correction.*, with use_vllm", vllm_importance_sampling_correction=True),
     *_all(

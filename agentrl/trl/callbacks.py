@@ -75,7 +75,7 @@ class Callbacks(StepObserver):
         updates: int,
         log_every: int,
         save_every: int,
-        steps_per_epoch: float,
+        steps_per_epoch: int,
     ) -> None:
         """Args:
         updates: optimizer steps of a step.

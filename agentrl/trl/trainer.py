@@ -25,7 +25,15 @@ from agentrl.trl.names_of_trl import advice
 from agentrl.trl.rewards import RewardFunction, TrlRewards, named_functions
 from agentrl.trl.rows import EMPTY, read_data
 from agentrl.trl.tools import LOOP, TrlToolLoop, as_tools
-from agentrl.trl.translation import Arguments, batch_sizes, frequency, output_dir, translate, validation
+from agentrl.trl.translation import (
+    Arguments,
+    batch_sizes,
+    frequency,
+    output_dir,
+    steps_per_epoch,
+    translate,
+    validation,
+)
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -162,7 +170,7 @@ class GRPOTrainer:
             keys["data.val_files"] = str(evaluated.file)
             keys["trainer.val_before_train"] = bool(self.args.eval_on_start)
         self._steps = cast(int, keys["trainer.total_training_steps"])
-        keys |= self._validations(arguments, asked.eval_dataset is not None)
+        keys |= self._validations(arguments, len(train.rows), has_rows=asked.eval_dataset is not None)
         rows = {str(one.file): one.rows for one in self._data}
         self._loops: dict[str, AgentLoop] = {}
         if asked.tools or environments is not None:
@@ -204,9 +212,8 @@ class GRPOTrainer:
             with_tools=bool(self._tools),
             with_columns=with_columns,
         )
-        log_every = frequency(arguments, "logging", self._batches, self._steps)
+        log_every = frequency(arguments, "logging", self._batches, len(train.rows), self._steps)
         save_every = cast(int, keys["trainer.save_freq"])
-        per_epoch = max(1.0, len(train.rows) / self._batches.prompts)
         self._callbacks = Callbacks(
             asked.callbacks,
             self.args,
@@ -214,7 +221,7 @@ class GRPOTrainer:
             updates=self._batches.updates,
             log_every=log_every,
             save_every=save_every,
-            steps_per_epoch=per_epoch,
+            steps_per_epoch=steps_per_epoch(self._batches, len(train.rows)),
         )
         arguments.raise_faults()
 
@@ -315,9 +322,9 @@ class GRPOTrainer:
         """Write `state` to OUTPUT_DIR/trainer_state.json, as transformers does."""
         self.state.save_to_json(str(self.output_dir / "trainer_state.json"))
 
-    def _validations(self, arguments: Arguments, has_rows: bool) -> dict[str, Value]:
+    def _validations(self, arguments: Arguments, rows: int, *, has_rows: bool) -> dict[str, Value]:
         """Translate when TRL evaluates. Raises ConfigError where nothing is to be evaluated on."""
-        every = frequency(arguments, "eval", self._batches, self._steps)
+        every = frequency(arguments, "eval", self._batches, rows, self._steps)
         if every > 0 and not has_rows:
             raise ConfigError(
                 f"GRPOConfig: eval_strategy={arguments.text('eval_strategy')!r} without eval_dataset: give one, or 'no'"

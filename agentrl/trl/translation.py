@@ -132,7 +132,7 @@ def translate(given: Mapping[str, object], *, model: Path, rows: int) -> dict[st
         keys["data.shuffle"] = False
     keys |= _lengths(arguments, model) | _sampling(arguments) | _engine(arguments)
     keys |= _loss(arguments, batches) | _advantages(arguments) | _optimizer(arguments, batches, steps)
-    keys |= _model(arguments, model) | _reports(arguments, batches, steps)
+    keys |= _model(arguments, model) | _reports(arguments, batches, rows, steps)
     arguments.raise_faults()
     return keys
 
@@ -216,6 +216,11 @@ def total_steps(arguments: Arguments, batches: Batches, rows: int) -> int:
     return most // batches.updates
 
 
+def steps_per_epoch(batches: Batches, rows: int) -> int:
+    """Compute the generations of a pass over the rows; a last one that is not whole is left out, as in TRL."""
+    return max(1, rows // batches.prompts)
+
+
 def _fixed(arguments: Arguments) -> None:
     """Note unknown arguments, and those whose value would change the result."""
     for name, value in arguments.given.items():
@@ -232,11 +237,22 @@ def _lengths(arguments: Arguments, model: Path) -> dict[str, Value]:
         return {}
     response = arguments.count("max_completion_length")
     keys: dict[str, Value] = {"data.max_response_length": response, "data.filter_overlong_prompts": False}
+    of_vllm = arguments["use_vllm"] and arguments["vllm_max_model_length"] is not None
+    longest = arguments.count("vllm_max_model_length") if of_vllm else None
     if arguments["max_prompt_length"] is not None:
-        return keys | {"data.max_prompt_length": arguments.count("max_prompt_length"), "data.truncation": "left"}
+        prompt = arguments.count("max_prompt_length")
+        if longest is not None:
+            keys[f"{ROLLOUT}.max_model_len"] = longest
+            if longest < prompt + response:
+                arguments.refuse(
+                    "vllm_max_model_length",
+                    f"give max_prompt_length + max_completion_length ({prompt} + {response}) or more, or leave it out",
+                )
+        return keys | {"data.max_prompt_length": prompt, "data.truncation": "left"}
     positions = longest_context(model)
-    if arguments["vllm_max_model_length"] is not None:
-        positions = min(positions, arguments.count("vllm_max_model_length"))
+    if longest is not None:
+        positions = min(positions, longest)
+        keys[f"{ROLLOUT}.max_model_len"] = positions
     if positions <= response:
         arguments.refuse("max_completion_length", f"the model's context has {positions} tokens: give fewer")
     return keys | {"data.max_prompt_length": max(1, positions - response)}
@@ -503,7 +519,7 @@ def _own_dtype(folder: Path) -> str:
     return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
 
 
-def _reports(arguments: Arguments, batches: Batches, steps: int) -> dict[str, Value]:
+def _reports(arguments: Arguments, batches: Batches, rows: int, steps: int) -> dict[str, Value]:
     wanted = arguments["report_to"]
     names = [wanted] if isinstance(wanted, str) else list(wanted) if isinstance(wanted, list | tuple) else []
     loggers = [name for name in map(str, names) if name not in ("none", "all")]
@@ -514,7 +530,7 @@ def _reports(arguments: Arguments, batches: Batches, steps: int) -> dict[str, Va
         "trainer.logger": ["console", "jsonl", *loggers],
         "trainer.project_name": arguments["project"] if isinstance(arguments["project"], str) else "huggingface",
         "trainer.experiment_name": str(arguments["run_name"] or folder.resolve().name),
-        "trainer.save_freq": frequency(arguments, "save", batches, steps),
+        "trainer.save_freq": frequency(arguments, "save", batches, rows, steps),
         "trainer.device": "cpu" if arguments["use_cpu"] else "auto",
     }
     kept = arguments["save_total_limit"]
@@ -524,17 +540,17 @@ def _reports(arguments: Arguments, batches: Batches, steps: int) -> dict[str, Va
     return keys
 
 
-def frequency(arguments: Arguments, kind: str, batches: Batches, steps: int) -> int:
+def frequency(arguments: Arguments, kind: str, batches: Batches, rows: int, steps: int) -> int:
     """Compute the generations between two saves or validations; -1: only at the end.
 
-    `kind`: save, eval or logging. Numbers of TRL count optimizer steps, and below 1 they are a part of all. They are
-    rounded up to whole generations.
+    `kind`: save, eval or logging. `rows`: of the data set. Numbers of TRL count optimizer steps, and below 1 they are a
+    part of all. They are rounded up to whole generations.
     """
     strategy = arguments.text(f"{kind}_strategy").rpartition(".")[2]
     if strategy == "no":
         return -1
     if strategy == "epoch":
-        return max(1, math.ceil(steps / arguments.number("num_train_epochs")))
+        return steps_per_epoch(batches, rows)
     if strategy != "steps":
         arguments.refuse(f"{kind}_strategy", "expected 'no', 'steps' or 'epoch'")
         return -1

@@ -26,7 +26,7 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trl.adapters import adapter_keys
 from agentrl.trl.arguments import BY_NAME
 from agentrl.trl.order import RepeatOrder
-from agentrl.trl.translation import translate
+from agentrl.trl.translation import Arguments, batch_sizes, frequency, total_steps, translate
 from benchmarks.trl.page import table
 from benchmarks.trl.published import CONFIGS
 from benchmarks.trl.record import (
@@ -107,6 +107,32 @@ def test_steps_rates_and_prompts_are_trls(name: str, model: Path) -> None:
         taken = [list(order.next_batch()) for _ in range(steps)]
     generated = [row for generation in recorded["generations"] for row in generation]
     assert [row for batch in taken for row in batch] == generated
+
+
+@pytest.mark.parametrize(
+    ("rows", "length"),
+    [(10, {"max_steps": 600}), (10, {"num_train_epochs": 60}), (10, {"num_train_epochs": 2.5}), (11, {})],
+)
+def test_an_epoch_is_a_pass_over_the_rows_however_the_length_is_given(rows: int, length: dict[str, float]) -> None:
+    kinds = ("save", "eval", "logging")
+    arguments = Arguments({**RUN, **length, **{f"{kind}_strategy": "epoch" for kind in kinds}})
+    batches = batch_sizes(arguments)
+    steps = total_steps(arguments, batches, rows)
+    assert [frequency(arguments, kind, batches, rows, steps) for kind in kinds] == [5, 5, 5]
+    assert not arguments.faults
+
+
+def test_vllms_longest_context_is_taken_over_with_vllm_alone(model: Path) -> None:
+    def lengths(**given: Any) -> tuple[Any, Any]:
+        keys = translate({**RUN, "max_completion_length": 512, **given}, model=model, rows=ROWS)
+        return keys["data.max_prompt_length"], keys.get("actor_rollout_ref.rollout.max_model_len")
+
+    assert lengths(vllm_max_model_length=1024) == (2048 - 512, None)
+    assert lengths(vllm_max_model_length=1024, use_vllm=True) == (512, 1024)
+    assert lengths(vllm_max_model_length=1024, use_vllm=True, max_prompt_length=500) == (500, 1024)
+    assert lengths(use_vllm=True, max_prompt_length=500) == (500, None)
+    with pytest.raises(ConfigError, match=r"vllm_max_model_length=1024: give .* \(600 \+ 512\) or more"):
+        lengths(vllm_max_model_length=1024, use_vllm=True, max_prompt_length=600)
 
 
 @pytest.mark.parametrize("name", RECORDED["runs"])
