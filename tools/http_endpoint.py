@@ -113,7 +113,11 @@ class HttpTool(RemoteTool):
     def _secret(self) -> str | None:
         """Credentials, read when the run starts, not when the YAML is loaded: a replay needs none. Raises
         ConfigError."""
-        return from_environment(self.options.auth_env) if self.options.auth_env is not None else None
+        if self.options.auth_env is None:
+            return None
+        secret = from_environment(self.options.auth_env)
+        self.client.secrets = Secrets([secret])
+        return secret
 
     async def start(self, run: str) -> None:
         await super().start(run)
@@ -134,12 +138,13 @@ class HttpTool(RemoteTool):
 
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
         options = self.options
-        values = {**self._rows.get(instance_id, options.variables), **arguments}
+        # The row's variables last: arguments that the schema does not declare are the model's.
+        values = {**arguments, **self._rows.get(instance_id, options.variables)}
         try:
             url, headers, body = self._request(values)
         except ValueError as error:  # no text of Unicode, or no number of JSON
             raise ToolArgumentsError(str(error)) from error
-        secrets = Secrets([self._secret] if self._secret is not None else [])
+        secrets = self.client.secrets
         with secrets.hidden_in_errors():
             try:
                 answer = await self.client.request(
@@ -153,7 +158,7 @@ class HttpTool(RemoteTool):
             except RemoteRefused as error:
                 kind = ToolError if error.status in (400, 413, 422) else ToolFailed  # arguments
                 raise kind(f"status {error.status}: {error.detail}") from None
-            return ToolResponse(secrets.hide(_shown(answer, self._path)))
+            return ToolResponse(secrets.hide(_shown(answer, self._path, secrets)))
 
     def _request(self, values: Values) -> tuple[str, dict[str, str], bytes | None]:
         """Fill the templates: URL, headers and body. Raises ToolArgumentsError, ValueError."""
@@ -194,17 +199,17 @@ def _read(key: str, part: Callable[[Template], Part], template: Template) -> Par
         raise ConfigError(f"{key}: {error}") from None
 
 
-def _shown(answer: Answer, path: list[str]) -> str:
-    """Return the part of an answer that the model sees. Raises ToolFailed."""
+def _shown(answer: Answer, path: list[str], secrets: Secrets) -> str:
+    """Return the part of an answer that the model sees. Raises ToolFailed, without `secrets`."""
     if not path:
         return _text(answer) or f"(status {answer.status}, no content)"
     try:
         document = orjson.loads(answer.body)
     except orjson.JSONDecodeError:
-        raise ToolFailed(f"the answer is no JSON: {_text(answer)[:200]}") from None
+        raise ToolFailed(f"the answer is no JSON: {secrets.hide(_text(answer))[:200]}") from None
     found = list(_at(document, path))
     if not found and "*" not in path:
-        raise ToolFailed(f"the answer has no {'.'.join(path)}: {_text(answer)[:200]}")
+        raise ToolFailed(f"the answer has no {'.'.join(path)}: {secrets.hide(_text(answer))[:200]}")
     return "\n".join(each if isinstance(each, str) else orjson.dumps(each).decode() for each in found) or "No results."
 
 

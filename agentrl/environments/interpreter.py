@@ -156,7 +156,8 @@ def _own_environment() -> dict[str, str]:
 def _hidden(text: str) -> str:
     """Hide passwords of pip's URLs."""
     urls = [word for name, value in _own_environment().items() if name.startswith("PIP_") for word in value.split()]
-    return Secrets(parts.password for word in urls if (parts := _parts(word)) and parts.password).hide(text)
+    passwords = (parts.password for word in urls if (parts := _parts(word)) and parts.password)
+    return Secrets(passwords, shortest=1).hide(text)
 
 
 def _parts(url: str) -> SplitResult | None:

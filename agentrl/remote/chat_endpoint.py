@@ -55,6 +55,7 @@ class ChatEndpoint:
             except ConfigError as error:
                 raise ConfigError(f"{self._name}: {self._keys}.api_key_env: {error}") from error
             self._headers, self._secrets = {"Authorization": f"Bearer {key}"}, Secrets([key])
+            self._client.secrets = self._secrets
         where = f"{self._name}: {self.url}"
         try:
             async with within(START_SECONDS):

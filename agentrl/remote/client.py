@@ -20,6 +20,7 @@ import pydantic
 import tenacity
 
 from agentrl.remote.breaker import CircuitBreaker, CircuitOpen
+from agentrl.remote.credentials import Secrets
 from agentrl.remote.faults import FaultKind, RemoteFault, RemoteRefused, RemoteUnavailable
 from agentrl.system.addresses import is_loopback
 from agentrl.system.deadline import seconds_left
@@ -83,6 +84,8 @@ class RemoteClient:
         """Name of the run, sent as `x-client-id`."""
         self._breaker = CircuitBreaker(options.breaker_failures, options.breaker_seconds)
         self._proxy = None if options.proxy is None else proxy_url(options.proxy, name)
+        self.secrets = Secrets([])
+        """Texts to hide in what the server says, before that is cut: half of a secret is not found any more."""
         self._url = ""
         """URL of the last request."""
         self._metrics = Metrics()
@@ -241,7 +244,7 @@ class RemoteClient:
         status = response.status
         if 200 <= status < 300:
             return Answer(status, content, response.headers)
-        said = f"status {status}: {_detail(content)}"
+        said = f"status {status}: {self._detail(content)}"
         if status in _OVERLOADED or status in _LATER:
             after = _seconds(response.headers.get("Retry-After"))
             raise RemoteFault(FaultKind.OVERLOADED, said, ran=status in _LATER, retry_after=after)
@@ -249,7 +252,17 @@ class RemoteClient:
             raise RemoteFault(FaultKind.SERVER, said)
         if status < 400 or status in _REFUSED_CREDENTIALS:
             raise RemoteFault(FaultKind.ANSWER, said, again=False)
-        raise RemoteRefused(status, _detail(content))
+        raise RemoteRefused(status, self._detail(content))
+
+    def _detail(self, content: bytes) -> str:
+        """Extract the server's explanation from the body of a refusal."""
+        text: object = content.decode(errors="replace")
+        try:
+            said = orjson.loads(content)
+            text = next((said[key] for key in ("detail", "message", "error") if key in said), text)
+        except (orjson.JSONDecodeError, TypeError, IndexError):
+            pass
+        return self.secrets.hide(text if isinstance(text, str) else orjson.dumps(text).decode())[:_MOST_DETAIL]
 
     def _use_loop(self) -> None:
         """Open connections and a breaker for the running event loop, to which they belong."""
@@ -299,17 +312,6 @@ def _seconds(header: str | None) -> float | None:
         return min(60.0, max(0.0, float(header))) if header else None
     except ValueError:
         return None  # a date
-
-
-def _detail(content: bytes) -> str:
-    """Extract the server's explanation from the body of a refusal."""
-    text: object = content[: 4 * _MOST_DETAIL].decode(errors="replace")
-    try:
-        said = orjson.loads(content)
-        text = next((said[key] for key in ("detail", "message", "error") if key in said), text)
-    except (orjson.JSONDecodeError, TypeError, IndexError):
-        pass
-    return (text if isinstance(text, str) else orjson.dumps(text).decode())[:_MOST_DETAIL]
 
 
 def _text(error: Exception) -> str:

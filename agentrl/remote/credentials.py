@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 from agentrl.errors import ConfigError
 from agentrl.remote.faults import RemoteRefused, RemoteUnavailable
 from agentrl.tool import ToolError
 
 SECRET_LENGTH = 8
-"""Characters from which on the value of a variable that is passed on counts as a secret."""
+"""Characters from which on a value counts as a secret."""
 
 
 def from_environment(variable: str) -> str:
@@ -34,17 +34,25 @@ def check_set(key: str, variables: Iterable[str]) -> None:
 def passed_secrets(variables: Iterable[str]) -> Secrets:
     """Return the values of environment variables that a program is given, but short ones and paths of this machine."""
     values = (os.environ.get(name, "") for name in variables)
-    return Secrets(one for one in values if len(one) >= SECRET_LENGTH and not Path(one).exists())
+    return Secrets(one for one in values if not os.path.exists(one))  # noqa: PTH110 - a long text is no path
+
+
+def _forms(value: str) -> Iterator[str]:
+    """Yield a value as a server may echo it: plain, in a URL, in JSON."""
+    escaped = json.dumps(value)[1:-1]
+    yield from (value, quote(value, safe=""), quote_plus(value), escaped, escaped.replace("/", "\\/"))
 
 
 class Secrets:
     """Texts that must not be shown to the model or in a log, though a server may echo them."""
 
-    def __init__(self, values: Iterable[str]) -> None:
-        self._forms = {form for value in values if value for form in (value, quote(value, safe=""))}
+    def __init__(self, values: Iterable[str], *, shortest: int = SECRET_LENGTH) -> None:
+        """`values`: ones below `shortest` characters are left alone, as they stand in other words ("key", "test")."""
+        forms = {form for value in values if len(value) >= shortest for form in _forms(value)}
+        self._forms = sorted(forms, key=len, reverse=True)  # a value may begin with another one
 
     def hide(self, text: str) -> str:
-        """Replace every secret in `text`, URL-quoted ones too, by `[secret]`."""
+        """Replace every secret in `text`, ones quoted for a URL or for JSON too, by `[secret]`."""
         for form in self._forms:
             text = text.replace(form, "[secret]")
         return text

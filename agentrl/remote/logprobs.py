@@ -61,6 +61,7 @@ class LogprobServer:
             self._headers, self._secrets = {"Authorization": f"Bearer {key}"}, Secrets([key])
         options = RemoteOptions(attempt_timeout=config.timeout, attempts=ATTEMPTS)
         self._client = RemoteClient(f"the teacher at {self.url}", options)
+        self._client.secrets = self._secrets
 
     async def score(self, ids: Sequence[int], first: int) -> GivenTokens:
         """Ask for the log-probs of ids[first:], `first` at least 1.
@@ -82,7 +83,7 @@ class LogprobServer:
         try:
             found = self._read(json.loads(answer.body), list(ids), first)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            said = self._secrets.hide(answer.body[:300].decode(errors="replace"))
+            said = self._secrets.hide(answer.body.decode(errors="replace"))[:300]
             raise RemoteUnavailable(
                 FaultKind.ANSWER,
                 f"{self.url}/{path}: expected log-probs of {len(ids) - first} given tokens ({error}), found {said}",

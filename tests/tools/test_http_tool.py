@@ -77,10 +77,16 @@ def server(running: EchoServer) -> EchoServer:
     return running
 
 
-def load(folder: Path, config: dict[str, Any], properties: str = "city", required: list[str] | None = None) -> ToolSet:
-    """From a YAML file. `properties`: names of arguments, which may have any value."""
+def load(
+    folder: Path,
+    config: dict[str, Any],
+    properties: str = "city",
+    required: list[str] | None = None,
+    **keywords: object,
+) -> ToolSet:
+    """From a YAML file. `properties`: names of arguments, which may have any value; `keywords`: of the schema."""
     names = properties.split()
-    parameters = {"type": "object", "properties": {name: {} for name in names}, "required": required or []}
+    parameters = {"type": "object", "properties": {name: {} for name in names}, "required": required or [], **keywords}
     schema = {"type": "function", "function": {"name": "ask", "description": "Ask.", "parameters": parameters}}
     entry = {"class_name": "tools.http_endpoint.HttpTool", "config": config, "tool_schema": schema}
     (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}, sort_keys=False))
@@ -284,6 +290,21 @@ async def test_what_the_model_is_told_and_what_fails_the_trajectory(
     assert SECRET not in caplog.text
 
 
+async def test_no_part_of_a_credential_is_left_where_an_answer_is_cut(
+    tmp_path: Path, server: EchoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model chooses the place of the cut by the length of an argument that the server echoes."""
+    monkeypatch.setenv("ECHO_TOKEN", SECRET)
+    refused = load(tmp_path, {"url": server.url, "auth_env": "ECHO_TOKEN"})
+    no_json = load(tmp_path, {"url": server.url, "auth_env": "ECHO_TOKEN", "response_path": "a"})
+    for tools, status, cut in ((refused, 404, 300), (no_json, 200, 200)):
+        async with asking(tools) as ask:
+            for shown in range(1, len(SECRET) + 1):
+                server.then, server.answer = [status], (f"{'x' * (cut - shown)}{SECRET}".encode(), "text/plain")
+                told = (await ask(city="x")).text
+                assert SECRET[:4] not in told and "xxx" in told, told
+
+
 async def test_a_post_is_not_repeated_unless_the_yaml_says_so(tmp_path: Path, server: EchoServer) -> None:
     for safe, requests in ((None, 1), (True, 2)):
         server.asked.clear()
@@ -332,6 +353,14 @@ async def test_credentials_that_are_not_set(tmp_path: Path, monkeypatch: pytest.
     tools = load(tmp_path, {"url": "http://127.0.0.1:1/", "auth_env": "ECHO_TOKEN"})
     with naming(ConfigError, "ECHO_TOKEN"):
         await tools.start("a-run")
+
+
+async def test_the_model_sets_no_variable_of_a_row(tmp_path: Path, server: EchoServer) -> None:
+    """Also where the schema of the tool lets it give further arguments."""
+    config = {"url": server.url + "/{{ tenant }}", "variables": {"tenant": "acme"}}
+    async with asking(load(tmp_path, config, additionalProperties=True)) as ask:
+        await ask(city="a", tenant="another")
+    assert server.asked[-1]["path"] == "/acme"
 
 
 async def test_a_row_that_names_no_variable(tmp_path: Path, server: EchoServer) -> None:
