@@ -902,6 +902,33 @@ async def test_a_task_folder_of_harbor_in_the_sandbox(bench: MakeBench, tmp_path
     ]
 
 
+async def test_files_of_harbor_that_are_large_or_lost_are_told_in_the_score(tmp_path: Path) -> None:
+    harbor_task(tmp_path / "t0")
+    kill = "echo hello > out.txt; setsid bash -c 'sleep 0.5; kill -9 '$PPID >/dev/null 2>&1 &"
+    with running(None) as server:
+        given: dict[str, Any] = {"folder": str(tmp_path), "sandbox": server.url}
+        sidecar = Sidecar(EnvironmentOptions(environment="harbor", task_options=given))
+        try:
+            address, (task,) = await sidecar.ready(), await sidecar.tasks("validation", 1, 1, 20)
+            found = []
+            for command, seconds in (
+                ("echo hello > out.txt; for i in 1 2 3; do head -c 30000000 /dev/zero > $i; done", 0.0),
+                ("echo hello > out.txt; for i in 1 2 3; do head -c 30000000 /dev/urandom > $i; done", 0.0),
+                (kill, 2.0),
+            ):
+                play = Play(sidecar, address, 60.0, "place")
+                await play.start(task, 1)
+                await play.step("", [{"id": "1", "name": "bash", "arguments": {"command": command}}])
+                await asyncio.sleep(seconds)
+                found.append(await play.score())
+                await play.close()
+        finally:
+            await sidecar.close()
+    assert found[0] == {"score": 1.0, "state_lost": 0.0, "state_cut": 0.0}
+    assert found[1]["state_cut"] == 1.0
+    assert found[2] == {"score": 0.0, "state_lost": 1.0, "state_cut": 0.0}
+
+
 @pytest.mark.parametrize(
     ("dockerfile", "link", "words"),
     [("FROM python:3.12\nRUN pip install numpy", None, ("t0:", "RUN")), ("FROM ubuntu", "tests/host", "host: a link")],

@@ -52,18 +52,28 @@ def step(episode, action):
 
 
 def score(episode):
-    """Test the policy's files in a sandbox of their own, without its processes. No reward is no score."""
-    made, box, packed = episode["made"], uuid.uuid4().hex, "/tmp/state.tar"
-    state = _cell(episode, f"tar cf {packed} -C {HOME} .", [packed])["files"].get(packed)
-    program = f"tar xf {box}/state.tar; rm -rf tests logs; mv {box}/tests .; mkdir -p logs/verifier; {made['enter']}"
-    files = {f"{box}/{name}": content for name, content in {"state.tar": state, **made["tests"]}.items()}
+    """Test the policy's files in a sandbox of their own, without its processes. Tests without a reward give no score.
+    A policy that ended its session gets 0: no files are left of it.
+    """
+    made, box, packed = episode["made"], uuid.uuid4().hex, "/tmp/state.tgz"
+    # Status 1: a file changed while it was read. The files' names do not reach stdout, which ends with our word.
+    ended = _cell(episode, f"tar czf {packed} -C {HOME} . 2>/dev/null; [ $? -lt 2 ] && echo whole", [packed])
+    if not (state := ended["files"].get(packed)):
+        return {"score": 0.0, "state_lost": 1.0, "state_cut": 0.0}
+    whole, place = ended["run_result"]["stdout"].rstrip().endswith("whole"), f"{box}/state.tgz"
+    program = (
+        f"tar xzf {place} && touch {box}/whole; rm -rf {place} tests logs; mv {box}/tests .; mkdir -p logs/verifier"
+    )
+    files = {f"{box}/{name}": content for name, content in {"state.tgz": state, **made["tests"]}.items()}
     rewards = [f"logs/verifier/reward.{kind}" for kind in ("json", "txt")]
-    asked = {"language": "bash", "code": f"{program}; bash {HOME}/tests/test.sh", "run_timeout": made["seconds"]}
-    found = _post(episode, "run_code", {**asked, "files": files, "fetch_files": rewards})["files"] if state else {}
+    code = f"{program}; {made['enter']}; bash {HOME}/tests/test.sh"
+    asked = {"language": "bash", "code": code, "run_timeout": made["seconds"], "files": files}
+    found = _post(episode, "run_code", {**asked, "fetch_files": [*rewards, f"{box}/whole"]})["files"]
+    cut = not whole or f"{box}/whole" not in found
     value = next((json.loads(base64.b64decode(found[name])) for name in rewards if found.get(name)), None)
     numbers = value if isinstance(value, dict) else {"reward": value}
     reward = numbers.pop("reward", None)
-    return {**numbers, "score": reward}
+    return {**numbers, "score": reward, "state_lost": 0.0, "state_cut": float(cut)}
 
 
 def close(episode):
