@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pyarrow
-import pyarrow.json
 import pyarrow.parquet as pq
 
+from agentrl.data.bad_rows import BadRow
+from agentrl.data.json_lines import read_objects
 from agentrl.errors import ConfigError, DataError, install_extra
 from agentrl.system.publish import published
+from agentrl.trajectory.sample import row_place
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -97,11 +99,26 @@ def _read_file(path: Path, argument: str) -> Sequence[Mapping[str, object]]:
             f"{argument}={path}: no such file; give a parquet or JSON lines file, or a Dataset of the package datasets "
             f"({install_extra('hub')}): load_dataset(NAME, split='train')"
         )
+    if path.suffix != ".parquet":
+        return _read_json(path, argument)
     try:
-        table = pq.read_table(path) if path.suffix == ".parquet" else pyarrow.json.read_json(path)
+        table = pq.read_table(path)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{argument}={path}: expected a parquet or JSON lines file; {error}") from error
     return cast("list[dict[str, object]]", table.to_pylist())
+
+
+def _read_json(path: Path, argument: str) -> Sequence[Mapping[str, object]]:
+    """Read values as they are written. A column that a row does not have is None in it, as a `Dataset` has it."""
+    rows: list[Mapping[str, object]] = []
+    for number, row in enumerate(read_objects(str(path))):
+        if isinstance(row, BadRow):
+            raise DataError(
+                f"{argument}={row_place(str(path), number)}: {row}; a file that is no .parquet is read as JSON lines"
+            )
+        rows.append(row)
+    names = dict.fromkeys(name for row in rows for name in row if name != "prompt")
+    return [{**names, **row} for row in rows]
 
 
 def _prompt(row: object, place: str) -> list[Mapping[str, object]]:

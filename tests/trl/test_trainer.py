@@ -18,6 +18,7 @@ from agentrl.tool.session import gathered
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from agentrl.trl import GRPOConfig, GRPOTrainer
 from agentrl.trl.arguments import ROLLOUT
+from agentrl.trl.rows import read_rows
 from agentrl.trl.tools import as_tools
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_docs import blocks
@@ -404,6 +405,22 @@ def test_rows_come_from_files_and_datasets(policy_dir: Path, at_home: Path) -> N
     assert others.keys["data.train_files"] != file, "no run changes the rows that another one reads"
     with pytest.raises(DataError, match="no row"):
         trainer_of(policy_dir, rows=[])
+
+
+def test_json_lines_are_read_as_they_are_written(tmp_path: Path) -> None:
+    """No text becomes a date, no mapping gets another row's names, and no row is too long, as by agentrl's reader."""
+    long = [{"role": "user", "content": "x" * 3_000_000}]
+    rows: list[dict[str, object]] = [
+        {"prompt": long, "answer": "2024-01-05", "info": {"a": 1}},
+        {"prompt": ROWS[0]["prompt"], "answer": "2023-11-30", "info": {"b": 2}, "only": 3},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_rows(file, "train_dataset") == [{**rows[0], "only": None}, rows[1]]
+    for broken, says in {'{"prompt": [}': "expected JSON", "[1]\n": "a JSON object"}.items():
+        file.write_text(broken)
+        with pytest.raises(DataError, match=f"train_dataset=.*{says}"):
+            read_rows(file, "train_dataset")
 
 
 def test_another_run_never_enters_the_door() -> None:
