@@ -74,6 +74,16 @@ async def told(session: ToolSession, name: str, **arguments: Any) -> str:
     return result.text
 
 
+def test_what_a_server_was_passed_is_hidden_in_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("A_TOKEN", "passed-on-and-secret")
+    command = [sys.executable, "-c", "import os, sys; sys.exit('bad token ' + os.environ['A_TOKEN'])"]
+    with pytest.raises(ConfigError, match=r"bad token \[secret\]"):
+        load(tmp_path, {"command": command, "pass_env": ["A_TOKEN"]}, 60.0)
+    assert "passed-on" not in caplog.text
+
+
 async def test_a_server_of_the_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET", "hidden")
     monkeypatch.setenv("A_TOKEN", "passed")

@@ -159,13 +159,13 @@ class Connection:
 
     def _set_problem(self, problem: str) -> None:
         """Keep and log the problem that is reported to calls that find no session."""
-        self._problem = f"MCP server {self.server.name}: {problem}"
+        self._problem = f"MCP server {self.server.name}: {self.server.secrets.hide(problem)}"
         logger.warning("%s%s", self._problem, self.last_words)
 
     @property
     def last_words(self) -> str:
         """End of what the server wrote to stderr: for people, since nobody knows what it may tell."""
-        said = self.link.stderr[-_MOST_SAID:] if self.link is not None else ""
+        said = self.server.secrets.hide(self.link.stderr)[-_MOST_SAID:] if self.link is not None else ""
         return f"; the end of its stderr: {said}" if said else ""
 
     def _set_tools(self, tools: list[mcp_types.Tool]) -> None:

@@ -12,7 +12,7 @@ from mcp.client.stdio import get_default_environment
 
 from agentrl.errors import ConfigError
 from agentrl.remote import checked_url
-from agentrl.remote.credentials import Secrets, from_environment
+from agentrl.remote.credentials import Secrets, from_environment, passed_secrets
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
@@ -25,12 +25,9 @@ class StdioServer:
     command: tuple[str, ...]
     env: dict[str, str] = field(repr=False)
     """All of the program's environment."""
+    secrets: Secrets = field(repr=False)
+    """Values of `pass_env`, which the program might write."""
     cwd: str | None = None
-
-    @property
-    def secrets(self) -> Secrets:
-        """No secrets: a program is told what it may know by its environment."""
-        return Secrets([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,8 @@ def stdio_server(
     The few are PATH, HOME, SHELL, TERM and the user's name. Raises ConfigError for a variable that is not set.
     """
     passed = {variable: from_environment(variable) for variable in pass_env}
-    return StdioServer(name, tuple(command), {**get_default_environment(), **passed, **(env or {})}, cwd)
+    environment = {**get_default_environment(), **passed, **(env or {})}
+    return StdioServer(name, tuple(command), environment, passed_secrets(pass_env), cwd)
 
 
 def http_server(

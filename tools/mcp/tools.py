@@ -153,7 +153,8 @@ class MCPTool(RemoteTool):
             try:
                 await self._sessions.open()
             except RemoteFault as fault:
-                raise ConfigError(str(fault) + self._sessions.last_words) from fault
+                said = self._sessions.server.secrets.hide(str(fault))
+                raise ConfigError(said + self._sessions.last_words) from None
 
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
         sessions = self._sessions
@@ -251,7 +252,7 @@ async def _list(connection: Connection) -> list[mcp_types.Tool]:
         await connection.open()
         return connection.tools
     except RemoteFault as fault:
-        raise ConfigError(str(fault) + connection.last_words) from fault
+        raise ConfigError(connection.server.secrets.hide(str(fault)) + connection.last_words) from None
     finally:
         await connection.close()
 
