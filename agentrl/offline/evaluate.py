@@ -12,6 +12,7 @@ import json
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, cast
@@ -111,39 +112,39 @@ def evaluate(config: EvaluateConfig, display: Display) -> Evaluation:
     note_of_files(display, rows.notes)
     reward = make_reward_manager(config.reward_model, config.custom_reward_function)
     check_sources(reward, rows.sources)
-    file = None if config.data.scores_path is None else ScoreFile(config)
-    if file is not None and file.known:
-        display.note(f"{config.data.scores_path}.parts: {file.known} responses are scored already")
-    threshold = config.reward_model.success_threshold
-    everything, by_source, different = Summary(PromptScores(threshold)), dict[str, Summary](), Differences()
-    compared, compared_by_source = Comparison(threshold), dict[str, Comparison]()
-    with display.stage("score", total=rows.rows) as stage:
-        for chunk, scores in score_rows(rows, reward, config, file):
-            for row, its in zip(chunk, scores, strict=True):
-                source = its.data_source
-                everything.add(its)
-                by_source.setdefault(source, Summary(PromptScores(threshold))).add(its)
-                compared.add(row, its)
-                compared_by_source.setdefault(source, Comparison(threshold)).add(row, its)
-                different.add(row, its)
-            stage.advance(len(scores), failures=everything.failures)
-    for cause, count in everything.causes.most_common(SHOWN_CAUSES):
-        display.warn(f"{count} responses have no score: {cause}")
-    if everything.failures == everything.responses:
+    with nullcontext() if config.data.scores_path is None else ScoreFile(config) as file:
+        if file is not None and file.known:
+            display.note(f"{config.data.scores_path}.parts: {file.known} responses are scored already")
+        threshold = config.reward_model.success_threshold
+        everything, by_source, different = Summary(PromptScores(threshold)), dict[str, Summary](), Differences()
+        compared, compared_by_source = Comparison(threshold), dict[str, Comparison]()
+        with display.stage("score", total=rows.rows) as stage:
+            for chunk, scores in score_rows(rows, reward, config, file):
+                for row, its in zip(chunk, scores, strict=True):
+                    source = its.data_source
+                    everything.add(its)
+                    by_source.setdefault(source, Summary(PromptScores(threshold))).add(its)
+                    compared.add(row, its)
+                    compared_by_source.setdefault(source, Comparison(threshold)).add(row, its)
+                    different.add(row, its)
+                stage.advance(len(scores), failures=everything.failures)
+        for cause, count in everything.causes.most_common(SHOWN_CAUSES):
+            display.warn(f"{count} responses have no score: {cause}")
+        if everything.failures == everything.responses:
+            if file is not None:
+                file.discard()
+            raise DataError(f"no response could be scored: {everything.causes.most_common(1)[0][0]}")
+        found = Evaluation(_sorted(by_source, everything), {}, different)
+        if compared.first:
+            found.compared = _sorted(compared_by_source, compared)
+        elif run is not None:
+            display.warn(f"{run}: no response has both an earlier score and this one, so nothing is compared")
         if file is not None:
-            file.discard()
-        raise DataError(f"no response could be scored: {everything.causes.most_common(1)[0][0]}")
-    found = Evaluation(_sorted(by_source, everything), {}, different)
-    if compared.first:
-        found.compared = _sorted(compared_by_source, compared)
-    elif run is not None:
-        display.warn(f"{run}: no response has both an earlier score and this one, so nothing is compared")
-    if file is not None:
-        display.note(f"{file.publish()}: the score of each response")
-    if config.data.output_path is not None:
-        write(Path(config.data.output_path), found, run)
-        display.note(f"{config.data.output_path}: the numbers of the table")
-    return found
+            display.note(f"{file.publish()}: the score of each response")
+        if config.data.output_path is not None:
+            write(Path(config.data.output_path), found, run)
+            display.note(f"{config.data.output_path}: the numbers of the table")
+        return found
 
 
 def _sorted(by_source: Mapping[str, T], everything: T) -> dict[str, T]:

@@ -71,14 +71,14 @@ def generate(config: GenerateConfig, display: Display) -> Path:
     chat = load_chat(config)
     context.bind(chat)
     fit_prompts([data], config, chat, context, display)
-    parts = Parts(Path(config.data.output_path), settings(config, data))
-    if parts.done:
-        display.note(f"{parts.folder}: {parts.done} of {len(data)} prompts are done")
-    if parts.done < len(data):
-        run(config, chat, context, data, rows, parts, display)
-    parts.publish()
-    display.note(f"{parts.output}: {len(data)} prompts with {config.actor_rollout_ref.rollout.n} responses each")
-    return parts.output
+    with Parts(Path(config.data.output_path), settings(config, data)) as parts:
+        if parts.done:
+            display.note(f"{parts.folder}: {parts.done} of {len(data)} prompts are done")
+        if parts.done < len(data):
+            run(config, chat, context, data, rows, parts, display)
+        parts.publish()
+        display.note(f"{parts.output}: {len(data)} prompts with {config.actor_rollout_ref.rollout.n} responses each")
+        return parts.output
 
 
 def run(

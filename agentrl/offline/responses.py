@@ -10,7 +10,9 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +20,7 @@ import pyarrow.parquet as pq
 from agentrl.data.sources import no_parquet
 from agentrl.errors import DataError
 from agentrl.reward.manager import turns_text
+from agentrl.system.file_lock import FileLock, Locked
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.publish import published
 from agentrl.trajectory import Cause, Status, Trajectory
@@ -38,6 +41,7 @@ ADDED = (
 READ_ROWS = 1024
 """Input rows that are decoded at once."""
 SETTINGS = "settings.json"
+LOCK = "running.lock"
 UNANSWERED = (Status.FAILED, Status.TIMEOUT, Status.ABORTED)
 """No fault of the policy's: such a response is null."""
 
@@ -114,19 +118,39 @@ def _schema(file: str) -> pa.Schema:
 
 
 class Parts:
-    """Parts of one output file that is being made; `done` counts the rows that are written."""
+    """Parts of one output file that is being made, by one command; `done` counts the rows that are written.
+
+    A lock keeps other commands out until `close`: of two, one would publish what the other has not written.
+    """
 
     def __init__(self, output: Path, settings: Mapping[str, JSON], key: str = "data.output_path") -> None:
         """Find the parts that are there. A file is continued only with the same `settings`, on which its rows depend.
 
-        `key` names the file in messages. Raises DataError when the file cannot be written, or its parts were made with
-        other settings.
+        `key` names the file in messages. Raises DataError when the file cannot be written, another command writes it,
+        or its parts were made with other settings.
         """
         check_output(output, key)
-        self.output = output
+        self.output, self._key = output, key
         self.folder = output.with_name(f"{output.name}.parts")
         self._settings = dict(settings)
         self.done = 0
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = FileLock(self.folder / LOCK)
+        except Locked as locked:
+            raise DataError(
+                f"{key}: {output} is being written by {locked.last or 'this process'}. Wait for its end, or name "
+                "another file"
+            ) from None
+        try:
+            self._lock.sign()
+            check_output(output, key)  # it may have been published before the lock was free
+            self._find()
+        except BaseException:
+            self.close()
+            raise
+
+    def _find(self) -> None:
         for part in self._files():
             if int(part.stem) != self.done:
                 raise DataError(f"{self.folder}: the part at row {self.done} is missing; remove it to begin anew")
@@ -144,7 +168,11 @@ class Parts:
         self.done += rows.num_rows
 
     def publish(self) -> None:
-        """Join the parts to the file, and remove their folder. Raises TrainingError on a full disk."""
+        """Join the parts to the file, and remove them.
+
+        Raises TrainingError on a full disk, DataError when somebody has put a file there meanwhile.
+        """
+        check_output(self.output, self._key)
         files = self._files()
         with (
             published(self.output) as temporary,
@@ -152,7 +180,7 @@ class Parts:
         ):
             for file in files:
                 writer.write_table(pq.read_table(file))
-        shutil.rmtree(self.folder)
+        self.discard()
 
     def rows(self) -> Iterator[dict[str, object]]:
         """Iterate over the rows that are written."""
@@ -160,8 +188,25 @@ class Parts:
             yield from pq.read_table(file).to_pylist(maps_as_pydicts="strict")
 
     def discard(self) -> None:
-        """Remove all parts."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove all parts; the lock stays until `close`, which removes the folder."""
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != LOCK:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let another command write the file; its folder is removed where nothing is in it."""
+        (self.folder / LOCK).unlink(missing_ok=True)
+        self._lock.close()
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("[0-9]*.parquet"))

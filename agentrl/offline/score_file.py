@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 import pyarrow as pa
 
@@ -39,7 +39,7 @@ IDLE = ("data.output_path", KEY, "reward_model.max_concurrent", "reward_model.*.
 
 
 class ScoreFile:
-    """The file that is being made; the responses that it has scores of come first."""
+    """The file that is being made, in a `with` block; the responses that it has scores of come first."""
 
     def __init__(self, config: EvaluateConfig) -> None:
         """Find the scores of an earlier command. Raises DataError as `Parts` does."""
@@ -76,6 +76,12 @@ class ScoreFile:
     def discard(self) -> None:
         """Remove all scores, where there is none but failures."""
         self._parts.discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parts.close()
 
 
 def settings(config: EvaluateConfig) -> dict[str, JSON]:

@@ -10,12 +10,10 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
 from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.manifest import STATE_FILE
@@ -24,14 +22,13 @@ from agentrl.config import Config, TuningConfig, write_config
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.observe.display import Display
 from agentrl.rollouts.saving import Retention
+from agentrl.system.file_lock import FileLock, Locked
 from agentrl.system.parts import of_annexes
 from agentrl.system.publish import is_disk_full
 from agentrl.system.versions import check_folder, sign
 
 LOCK = "running.lock"
 """File that a process has locked while it trains in the folder; it names the last process that began."""
-_held: set[tuple[int, int]] = set()
-"""Device and inode of the locks of this process, which the system would give it a second time."""
 
 
 class RunFolder:
@@ -60,7 +57,7 @@ class RunFolder:
         existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise self._refused(f"{existing} is no folder that may be written to")
-        self._lock: TextIO | None = None
+        self._lock: FileLock | None = None
         if (self.path / LOCK).is_file():
             self._hold()
 
@@ -127,47 +124,30 @@ class RunFolder:
     def close(self) -> None:
         """Let another process train in the folder."""
         if self._lock is not None:
-            _held.discard(_inode(os.fstat(self._lock.fileno())))
             self._lock.close()
             self._lock = None
 
     def _hold(self) -> None:
-        """Lock the folder until `close`, as two that write one ledger would lose and repeat prompts.
-
-        A lock of fcntl's is its process's alone: a child that outlives a killed run keeps nobody out.
-        """
+        """Lock the folder until `close`, as two that write one ledger would lose and repeat prompts."""
         if self._lock is not None:
             return
-        file = self.path / LOCK
-        with suppress(FileNotFoundError):
-            if _inode(file.stat()) in _held:  # not opened: closing it would end the lock that is held
+        try:
+            self._lock = FileLock(self.path / LOCK)
+        except Locked as locked:
+            if locked.last is None:
                 raise ConfigError(
                     f"trainer.default_local_dir={self.path}: a training of this process is open there. Leave its "
                     "`with`, or name another trainer.experiment_name or folder"
-                )
-        lock = file.open("a+", encoding="utf-8")
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            with lock:
-                lock.seek(0)
-                last = lock.read(200).strip()
+                ) from None
             raise ConfigError(
                 f"trainer.default_local_dir={self.path}: another command trains there (the last one that began was "
-                f"{last}). End it, or name another folder"
+                f"{locked.last}). End it, or name another folder"
             ) from None
-        except OSError:  # a file system without locks
-            lock.close()
-            return
-        self._lock = lock
-        _held.add(_inode(os.fstat(lock.fileno())))
 
     def _sign(self) -> None:
         """Write the holder of the lock: only once a command has begun, as a refused command changes nothing."""
         if self._lock is not None:
-            self._lock.truncate(0)
-            self._lock.write(f"process {os.getpid()} of {socket.gethostname()}\n")
-            self._lock.flush()
+            self._lock.sign()
 
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(
@@ -184,8 +164,3 @@ def view_command(dir: Path) -> str | None:
     if python.is_relative_to(Path.cwd()):
         python = python.relative_to(Path.cwd())
     return shlex.join([str(python), "-m", viewer.partition(":")[0].removesuffix(".__main__"), str(dir)])
-
-
-def _inode(file: os.stat_result) -> tuple[int, int]:
-    """Name a file by its device and inode."""
-    return file.st_dev, file.st_ino
