@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.chat import Chat
 from agentrl.config import SFTConfig
 from agentrl.config.sections.sft import SFTDataConfig
+from agentrl.data.feedback import effective_number
 from agentrl.data.sft import SFTSample as Sample
 from agentrl.data.sft import Transcripts, check_transcripts, load_transcripts
 from agentrl.errors import DataError
@@ -118,6 +119,15 @@ def test_weights_are_relative_to_their_mean_by_token(tmp_path: Path, chat: Chat)
         weights, tokens = [one.weight or 0 for one in samples], [int(one.mask.sum()) for one in samples]
         mean = sum(weight * count for weight, count in zip(wanted, tokens, strict=True)) / sum(tokens)
         assert weights == pytest.approx([weight / mean for weight in wanted], rel=1e-12)
+
+
+@pytest.mark.parametrize("given", [(9e299, 9e299), (1e-320, 1e-320), (1e200, 1e200), (1e200, 1.0)])
+def test_huge_and_tiny_weights_are_weights(tmp_path: Path, chat: Chat, given: tuple[float, float]) -> None:
+    file = write(tmp_path / "a.jsonl", [*given, None, None])
+    samples = load(file, chat, feedback="weight", without_feedback="skip").samples
+    weights = [one.weight or 0 for one in samples]
+    assert [weight / weights[0] for weight in weights] == pytest.approx([one / given[0] for one in given], abs=1e-300)
+    assert effective_number(given) == pytest.approx(1 if given[-1] == 1 else len(given))
 
 
 def worker_of(policy: Path) -> SupervisedWorker:

@@ -74,4 +74,14 @@ class Heard:
 
 def effective_number(weights: Sequence[float]) -> float:
     """Count the equal weights with which a weighted mean would vary as much: (sum of weights)^2 / sum of squares."""
+    weights = scaled(weights)
     return math.fsum(weights) ** 2 / math.fsum(weight * weight for weight in weights)
+
+
+def scaled(weights: Sequence[float]) -> list[float]:
+    """Divide weights by one power of two, which is exact, so that the largest is from 0.5 to 1.
+
+    So no sum or square of them is infinite, nor are all 0.
+    """
+    exponent = math.frexp(max(weights))[1]
+    return [math.ldexp(weight, -exponent) for weight in weights]

@@ -20,7 +20,7 @@ from agentrl.chat.message import content_text, parse_json
 from agentrl.chat.read_back import check_read_back, letters, reasoning_marks, turns_of
 from agentrl.config.sections.sft import SFTDataConfig, TuningDataConfig
 from agentrl.data.bad_rows import BadRows, Overlong, placed
-from agentrl.data.feedback import FEEDBACK, Heard, feedback_of
+from agentrl.data.feedback import FEEDBACK, Heard, feedback_of, scaled
 from agentrl.data.messages import (
     FurtherFields,
     Unfit,
@@ -224,7 +224,8 @@ def with_mean_weight(samples: Sequence[SFTSample]) -> list[SFTSample]:
 
     So the loss over all of them is a weighted mean over tokens, and equal weights are 1.
     """
-    weighed = [(sample, sample.weight or 0.0, int(sample.mask.sum())) for sample in samples]
+    weights = scaled([sample.weight or 0.0 for sample in samples])
+    weighed = [(sample, weight, int(sample.mask.sum())) for sample, weight in zip(samples, weights, strict=True)]
     mean = math.fsum(weight * tokens for _, weight, tokens in weighed) / sum(tokens for _, _, tokens in weighed)
     return [replace(sample, weight=weight / mean) for sample, weight, _ in weighed]
 
