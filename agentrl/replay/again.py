@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,6 +10,7 @@ import numpy as np
 from agentrl.chat import Chat
 from agentrl.engines.contract import RolloutEngine, SamplingParams
 from agentrl.errors import DataError
+from agentrl.offline.recorded import prompt_of
 from agentrl.replay.recorded import Recorded, Stretch
 from agentrl.trajectory import Message, PlacedImage, Trajectory, Transcript, Turn
 from agentrl.trajectory.picture import Picture
@@ -125,8 +125,7 @@ def as_trajectory(recorded: Recorded, compared: Sequence[Comparison], chat: Chat
 
 def unscored(old: Trajectory, transcripts: list[Transcript], turns: list[Turn]) -> Trajectory:
     """Return `old` with other tokens and turns, and so without its measurements."""
-    messages = list(itertools.takewhile(lambda one: one["role"] != "assistant", old.messages))
-    messages += [Message(role=turn.role, content=turn.text) for turn in turns]
+    messages = [*prompt_of(old), *(Message(role=turn.role, content=turn.text) for turn in turns)]
     return Trajectory(
         uid=old.uid,
         group=old.group,

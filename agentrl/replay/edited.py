@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -135,13 +136,25 @@ def _edited(recorded: Recorded, edit: Edit, before: Stretch, parts: Parts) -> Tr
         )
     if old.ids[turn.start : turn.end] == chat.encode(turn.text):  # inside an assistant turn, as ReAct's
         response = "" if edit.call is None else answered.calls[edit.call].response
-        text = turn.text.replace(response, edit.text, 1) if response else edit.text
-        window.append_observed(chat.encode(text))
+        window.append_observed(chat.encode(_replaced(turn.text, response, edit) if response else edit.text))
     else:
         asked = chat.parse(old.ids[answered.start : answered.end], schemas).calls
         names = [(call.id, call.name) for call in asked] or [("call_0", "tool")]
         window.append_observed(chat.bridge(window.ids, _messages(turn, answered, edit, names), schemas))
     return window
+
+
+def _replaced(text: str, response: str, edit: Edit) -> str:
+    """Put the other text into the layout that stands around an answer, which may itself spell the answer (`for`)."""
+    found = list(re.finditer(re.escape(response), text))
+    if len(found) > 1:
+        found = list(re.finditer(rf"(?<![^\s>]){re.escape(response)}(?![^\s<])", text))
+    if len(found) != 1:
+        raise DataError(
+            f"--call {edit.call}: want its answer once in the text of turn {edit.turn}, found it {len(found)} times. "
+            "Leave --call out, and give the whole text of the turn"
+        )
+    return text[: found[0].start()] + edit.text + text[found[0].end() :]
 
 
 def _messages(turn: Turn, answered: Turn, edit: Edit, names: list[tuple[str, str]]) -> list[Message]:

@@ -88,7 +88,10 @@ def _recorded(
     if split not in ("train", "val", "greedy") or not (step.isdecimal() and group.isdecimal()):
         raise DataError(f"{file}: want a name such as train/12/3/1, found {trajectory.uid!r}")
     params = SamplingParams(1, temperature=0.0) if rest == "greedy" else _task(config, split, int(step)).params
-    files = [[(start, image_file(file.parent, digest)) for start, digest in places] for places in images]
+    try:
+        files = [[(start, image_file(file.parent, digest)) for start, digest in places] for places in images]
+    except DataError as error:
+        raise DataError(f"{file}, trajectory {trajectory.uid}: {error}") from error
     return Recorded(trajectory, split, int(step), params, files, config.async_training.keep_kv_cache)
 
 

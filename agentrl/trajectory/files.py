@@ -12,8 +12,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.errors import DataError
+
 TRAJECTORIES, UPDATES, IMAGES = "trajectories", "updates", "images"
 """Folders of a run."""
+DIGEST = re.compile(r"[0-9a-f]{8,128}")
+"""Name of an image's file."""
 _NAME = re.compile(
     r"(?P<stem>(?P<split>[A-Za-z]\w*?)_(?P<step>\d{6,9})(?P<part>(?:_\w+)?)(?P<share>\.\d+of\d+)?)\.parquet"
 )
@@ -49,7 +53,12 @@ def update_file(path: Path) -> Path:
 
 
 def image_file(dir: Path, digest: str) -> Path:
-    """Return the path of an image's file, named by its hexadecimal digest, next to the folder `dir` of trajectories."""
+    """Return the path of an image's file, named by its hexadecimal digest, next to the folder `dir` of trajectories.
+
+    Raises DataError for another name: out of a file that somebody sent, it may be a path.
+    """
+    if not DIGEST.fullmatch(digest):
+        raise DataError(f"{dir}: want the hexadecimal digest of an image, found {digest[:200]!r}")
     return dir.absolute().with_name(IMAGES) / digest
 
 

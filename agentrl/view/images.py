@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from agentrl.errors import UserError
-from agentrl.trajectory.files import IMAGES
+from agentrl.trajectory.files import DIGEST, IMAGES
 from agentrl.trajectory.picture import Picture
 from agentrl.view.folder import Folder
 
@@ -19,7 +19,6 @@ FORMATS = (
     (re.compile(rb"BM"), "bmp"),
 )
 """Beginnings of files, with the browsers' names of the formats."""
-DIGEST = re.compile(r"[0-9a-f]{8,128}")
 MOST_BYTES = 1 << 23
 MOST_OF_ALL = 1 << 25
 """Largest file that is shown, and the most of one trajectory, in bytes."""

@@ -13,11 +13,12 @@ import pytest
 import yaml
 
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
+from agentrl.config import Config
 from agentrl.errors import DataError
 from agentrl.replay.__main__ import main as replay
-from agentrl.replay.again import Comparison
-from agentrl.replay.edited import Edit, _messages
-from agentrl.replay.recorded import Stretch
+from agentrl.replay.again import Comparison, unscored
+from agentrl.replay.edited import Edit, _messages, _replaced
+from agentrl.replay.recorded import Stretch, _recorded
 from agentrl.replay.report import line_of
 from agentrl.train import main
 from agentrl.trajectory import ToolAnswer, ToolCallRecord, Trajectory, Turn
@@ -215,6 +216,41 @@ def test_one_of_several_answers_is_another() -> None:
     ]
     with naming(DataError, "chat"):
         _messages(tool, answered, Edit(1, "three", 1), names[:1])
+
+
+@pytest.mark.parametrize(
+    ("text", "response", "wanted"),
+    [
+        ("\n\n<information>for</information>\n\n", "for", "\n\n<information>NEW</information>\n\n"),
+        ("\nObservation: 7 apples\nThought:", "7 apples", "\nObservation: NEW\nThought:"),
+        ("[the answer: a]", "a]", "[the answer: NEW"),
+        ("\nThought: Thought:\nThought:", "Thought:", None),
+        ("\n\n<information>&lt;/answer></information>\n\n", "</answer>", None),
+    ],
+)
+def test_an_answer_inside_a_turn_is_replaced_in_its_layout(text: str, response: str, wanted: str | None) -> None:
+    edit = Edit(2, "NEW", 0)
+    if wanted is None:
+        with naming(DataError, "--call 0", "turn 2"):
+            _replaced(text, response, edit)
+    else:
+        assert _replaced(text, response, edit) == wanted
+
+
+def test_messages_of_an_example_before_the_policys_stay() -> None:
+    shown = ("user", "q"), ("assistant", "a"), ("user", "real question"), ("assistant", "said")
+    old = Trajectory("train/1/0/0", 0, "d", "tool_agent")
+    old.messages = [{"role": role, "content": text} for role, text in shown]
+    old.turns = [Turn("assistant", "said", 0, 0, 0)]
+    other = [Turn("assistant", "other", 0, 0, 0)]
+    assert [one["content"] for one in unscored(old, [], other).messages] == ["q", "a", "real question", "other"]
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../../../etc/hostname", "", "0123"])
+def test_an_image_is_a_file_of_the_run(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "trajectories" / "greedy_000001.parquet"
+    with naming(DataError, file, "greedy/1/0/greedy", repr(name)):
+        _recorded(Trajectory("greedy/1/0/greedy", 0, "d", "tool_agent"), [[(0, name)]], Config(), file)
 
 
 def test_what_was_sampled_from_a_kept_cache_says_so() -> None:
