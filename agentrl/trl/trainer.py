@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from agentrl.config.installed import is_installed
 from agentrl.config.overrides import Translation, Value
 from agentrl.errors import ConfigError, TrainingError, install_extra
+from agentrl.system.publish import published_directory
 from agentrl.trl.adapters import adapter_keys
 from agentrl.trl.arguments import MODEL, ROLLOUT
 from agentrl.trl.callbacks import Callbacks, made
@@ -47,6 +48,13 @@ if TYPE_CHECKING:
 
 BESIDE_WEIGHTS = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
 """Files of a model at the hub that are read in addition to its weights."""
+MODEL_FILES = (
+    *("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "adapter*"),
+    *("*.jinja", "additional_chat_templates"),
+    *("generation_config.json", "*processor_config.json", "added_tokens.json", "special_tokens_map.json"),
+    *("tokenizer*", "vocab.*", "merges.txt", "*.model"),
+)
+"""Files of a model's folder that transformers reads where they are there."""
 REFUSED = {
     "optimizers": "the optimizer is AdamW with a schedule of GRPOConfig",
     "reward_processing_classes": "reward models are keys of agentrl (docs/rewards.md)",
@@ -135,6 +143,7 @@ class GRPOTrainer:
             list(tools or ()),
             environment_factory,
         )
+        self._has_trained = False
         self._set_up()
 
     def _set_up(self) -> None:
@@ -346,9 +355,10 @@ class GRPOTrainer:
             keys = {"trainer.resume_mode": "auto"}
         elif isinstance(given, str | Path):
             keys = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(given)}
-        began = time.monotonic()
+        began, self._has_trained = time.monotonic(), False
         with self._open(keys, [self._callbacks]) as run:
             losses = [metrics["actor/loss"] for metrics in run if "actor/loss" in metrics]
+        self._has_trained = True
         seconds, mean = time.monotonic() - began, sum(losses) / len(losses) if losses else 0.0
         summary = {"train_runtime": seconds, "train_loss": mean}
         self._callbacks.log(summary)
@@ -374,10 +384,24 @@ class GRPOTrainer:
 
         Raises TrainingError before the end of `train`, and where the folder has files of another model.
         """
-        policy = self.output_dir / "policy"
-        if not (policy / "config.json").is_file():
-            raise TrainingError(f"GRPOTrainer.save_model: {policy} is not there yet: train() writes it at its end")
-        shutil.copytree(policy, self.output_dir if output_dir is None else Path(output_dir), dirs_exist_ok=True)
+        from agentrl.checkpoint.export import exported_step  # late: it loads transformers
+
+        policy, target = self.output_dir / "policy", self.output_dir if output_dir is None else Path(output_dir)
+        if not self._has_trained or not (policy / "config.json").is_file():
+            older = exported_step(policy)
+            found = "is not there yet" if older is None else f"is of an earlier training, of {older} steps"
+            raise TrainingError(f"GRPOTrainer.save_model: {policy} {found}: train() writes this one's at its end")
+        there = {one for pattern in MODEL_FILES for one in target.glob(pattern)}
+        if others := sorted(one.name for one in there if not (policy / one.name).exists()):
+            raise TrainingError(
+                f"GRPOTrainer.save_model: {target} has files of another model, which would be read with this one's: "
+                f"{', '.join(others)}. Give a new folder, or remove them"
+            )
+        if target.is_dir() and any(target.iterdir()):
+            shutil.copytree(policy, target, dirs_exist_ok=True)
+        else:
+            with published_directory(target) as partial:
+                shutil.copytree(policy, partial, dirs_exist_ok=True)
 
     def _translate_again(self) -> None:
         """Translate `args` where they were changed after the trainer was made."""

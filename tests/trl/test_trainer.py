@@ -12,7 +12,7 @@ import pytest
 import yaml
 from transformers import TrainerCallback
 
-from agentrl.errors import CodeError, ConfigError, DataError, UserError, install_extra
+from agentrl.errors import CodeError, ConfigError, DataError, TrainingError, UserError, install_extra
 from agentrl.tool import ToolResponse
 from agentrl.tool.session import gathered
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
@@ -405,6 +405,36 @@ def test_rows_come_from_files_and_datasets(policy_dir: Path, at_home: Path) -> N
     assert others.keys["data.train_files"] != file, "no run changes the rows that another one reads"
     with pytest.raises(DataError, match="no row"):
         trainer_of(policy_dir, rows=[])
+
+
+def test_a_saved_model_is_of_this_training_and_alone_in_its_folder(policy_dir: Path, at_home: Path) -> None:
+    class Saves(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            with naming(TrainingError, "an earlier training, of 1 steps"):
+                trainer.save_model("early")
+            asked.append(state.global_step)
+
+    asked: list[int] = []
+    trainer = trainer_of(policy_dir, max_steps=1)
+    with naming(TrainingError, "not there yet"):
+        trainer.save_model()
+    trainer.train()
+    trainer = trainer_of(policy_dir, max_steps=2, callbacks=[Saves()])
+    trainer.train(resume_from_checkpoint=True)
+    assert asked == [2] and not (at_home / "early").exists()
+
+    for folder in ("new", "new", None):
+        trainer.save_model(folder)
+        assert (at_home / (folder or "run") / "trained_steps").read_text() == "2\n"
+    other = at_home / "other"
+    other.mkdir()
+    (other / "notes.md").write_text("mine")
+    trainer.save_model(other)
+    for name in ("model-00001-of-00002.safetensors", "adapter_config.json", "merges.txt"):
+        (other / name).write_text("old")
+        with naming(TrainingError, ("files of another model", name)):
+            trainer.save_model(other)
+        (other / name).unlink()
 
 
 def test_json_lines_are_read_as_they_are_written(tmp_path: Path) -> None:
