@@ -21,7 +21,7 @@ from tests.naming import naming
 
 def image(number: int, rows: int = 2, columns: int = 2) -> Image:
     patches = np.full((rows * columns, 3), number, np.float32)
-    return Image(patches, (1, rows, columns), rows * columns // 4, bytes([number]), b"")
+    return Image(patches, (1, rows, columns), rows * columns // 4, bytes([number]) * 16, b"")
 
 
 def seen(images: Images | None, size: int) -> list[list[tuple[int, int, tuple[int, ...]]]]:
@@ -33,7 +33,7 @@ def seen(images: Images | None, size: int) -> list[list[tuple[int, int, tuple[in
     for sequence, start, index in zip(images.sequence, images.start, images.image, strict=True):
         patches = images.patches[ends[index] - images.grid[index].prod() : ends[index]]
         assert len(np.unique(patches)) == 1
-        assert images.digests[index] == bytes([int(patches[0, 0])])
+        assert images.digests[index] == bytes([int(patches[0, 0])]) * 16
         assert images.tokens[index] == len(patches) // 4
         found[sequence].append((int(start), int(patches[0, 0]), tuple(images.grid[index].tolist())))
     return found
