@@ -114,7 +114,9 @@ def below_zero() -> bytes:
 
 
 @pytest.mark.parametrize(
-    "made", [b"", b"x" * 5000, gzip.compress(bytes(10240)), chained(), below_zero(), tarfile.TarInfo("a").tobuf()[:300]]
+    "made",
+    [b"", b"x" * 5000, gzip.compress(bytes(10240)), chained(), below_zero(), tarfile.TarInfo("a").tobuf()[:300]],
+    ids=["empty", "text", "compressed", "chained", "below zero", "cut"],
 )
 def test_what_is_no_archive_is_unfit(tmp_path: Path, made: bytes) -> None:
     (tmp_path / "taken.tar").write_bytes(made)
