@@ -189,7 +189,7 @@ def test_our_own_files_are_found_from_anywhere(name: str, tmp_path: Path, monkey
         (
             "tools:\n  - {class_name: HERE.Echo, tool_schema: {function: {name: a, parameters: {type: object,"
             ' properties: {x: {$ref: "http://127.0.0.1:9/x.json"}}}}}}',
-            "disabled",
+            "#/$defs/name",
         ),
         (
             "tools:\n  - {class_name: HERE.Echo, tool_schema: {function: {name: a, parameters: {type: array}}}}",

@@ -123,11 +123,11 @@ def test_the_key_is_sent_and_never_shown(
 ) -> None:
     with naming(ConfigError, "distillation.teacher.api_key_env", "TEACHER_KEY"):
         scores(config_of(server, tiny_policy, api_key_env="TEACHER_KEY"), tiny_policy, make_batch)
-    monkeypatch.setenv("TEACHER_KEY", "s3cret")
+    monkeypatch.setenv("TEACHER_KEY", "s3cret-key")
     monkeypatch.setattr(server, "change", lambda answer: {"said": server.headers[-1]["Authorization"]})
     with pytest.raises(TrainingError) as caught:
         scores(config_of(server, tiny_policy, api_key_env="TEACHER_KEY"), tiny_policy, make_batch)
-    assert "Bearer [secret]" in str(caught.value) and "s3cret" not in str(caught.value)
+    assert "Bearer [secret]" in str(caught.value) and "s3cret-key" not in str(caught.value)
 
 
 def test_echo_has_no_ids_of_other_tokens(server: TeacherServer, tiny_policy: Path, make_batch: BatchMaker) -> None:

@@ -80,8 +80,8 @@ VLLM = Software(
     kind=VLLMArguments,
     process=VLLMProcess,
     client=VLLMClient,
-    needs="install agentrl there, and start it by VLLM_SERVER_DEV_MODE=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL "
-    + " ".join(NEEDED),
+    needs="with agentrl installed there, start it by VLLM_SERVER_DEV_MODE=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve "
+    + " ".join(["MODEL", *NEEDED]),
     check=check,
     check_attached=check_attached,
     engine=VLLMEngine,
