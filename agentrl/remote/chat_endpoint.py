@@ -43,7 +43,6 @@ class ChatEndpoint:
             raise ConfigError(f"{keys}.base_url: {error}") from error
         self._name, self._keys, self._key_env = name, keys, api_key_env
         self._headers: dict[str, str] = {}
-        self._secrets = Secrets([])
         self._client = RemoteClient(name, options)
 
     async def start(self, run: str) -> None:
@@ -54,8 +53,7 @@ class ChatEndpoint:
                 key = from_environment(self._key_env)
             except ConfigError as error:
                 raise ConfigError(f"{self._name}: {self._keys}.api_key_env: {error}") from error
-            self._headers, self._secrets = {"Authorization": f"Bearer {key}"}, Secrets([key])
-            self._client.secrets = self._secrets
+            self._headers, self._client.secrets = {"Authorization": f"Bearer {key}"}, Secrets([key])
         where = f"{self._name}: {self.url}"
         try:
             async with within(START_SECONDS):
@@ -99,10 +97,10 @@ class ChatEndpoint:
         """Make a request and return the JSON of its answer."""
         url = f"{self.url}/{path}"
         content = json.dumps(body, ensure_ascii=False).encode(errors="replace") if body else None
-        with self._secrets.hidden_in_errors():
+        with self._client.secrets.hidden_in_errors():
             answer = await self._client.request(method, url, body=content, headers=self._headers, safe=True)
         try:
-            return json.loads(self._secrets.hide(answer.body.decode(errors="replace")))
+            return json.loads(self._client.secrets.hide(answer.body.decode(errors="replace")))
         except ValueError as error:
             raise RemoteUnavailable(FaultKind.ANSWER, f"{url} answered no JSON: {error}") from None
 

@@ -52,16 +52,14 @@ class LogprobServer:
                 "distillation.scope=sampled, or a server with prompt_logprobs or SGLang's /generate"
             )
         self._headers: dict[str, str] = {}
-        self._secrets = Secrets([])
+        options = RemoteOptions(attempt_timeout=config.timeout, attempts=ATTEMPTS)
+        self._client = RemoteClient(f"the teacher at {self.url}", options)
         if config.api_key_env is not None:
             try:
                 key = from_environment(config.api_key_env)
             except ConfigError as error:
                 raise ConfigError(f"{keys}.api_key_env: {error}") from error
-            self._headers, self._secrets = {"Authorization": f"Bearer {key}"}, Secrets([key])
-        options = RemoteOptions(attempt_timeout=config.timeout, attempts=ATTEMPTS)
-        self._client = RemoteClient(f"the teacher at {self.url}", options)
-        self._client.secrets = self._secrets
+            self._headers, self._client.secrets = {"Authorization": f"Bearer {key}"}, Secrets([key])
 
     async def score(self, ids: Sequence[int], first: int) -> GivenTokens:
         """Ask for the log-probs of ids[first:], `first` at least 1.
@@ -71,7 +69,7 @@ class LogprobServer:
         path, body = self._request(list(ids), first)
         entries = (1 + self._top_k) * len(ids)
         async with within(ATTEMPTS * self._config.timeout):
-            with self._secrets.hidden_in_errors():
+            with self._client.secrets.hidden_in_errors():
                 answer = await self._client.request(
                     "POST",
                     f"{self.url}/{path}",
@@ -83,7 +81,7 @@ class LogprobServer:
         try:
             found = self._read(json.loads(answer.body), list(ids), first)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            said = self._secrets.hide(answer.body.decode(errors="replace"))[:300]
+            said = self._client.secrets.hide(answer.body.decode(errors="replace"))[:300]
             raise RemoteUnavailable(
                 FaultKind.ANSWER,
                 f"{self.url}/{path}: expected log-probs of {len(ids) - first} given tokens ({error}), found {said}",
