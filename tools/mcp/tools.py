@@ -153,8 +153,7 @@ class MCPTool(RemoteTool):
             try:
                 await self._sessions.open()
             except RemoteFault as fault:
-                said = self._sessions.server.secrets.hide(str(fault))
-                raise ConfigError(said + self._sessions.last_words) from None
+                raise ConfigError(str(fault) + self._sessions.last_words) from fault
 
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
         sessions = self._sessions
@@ -252,7 +251,7 @@ async def _list(connection: Connection) -> list[mcp_types.Tool]:
         await connection.open()
         return connection.tools
     except RemoteFault as fault:
-        raise ConfigError(connection.server.secrets.hide(str(fault)) + connection.last_words) from None
+        raise ConfigError(str(fault) + connection.last_words) from fault
     finally:
         await connection.close()
 
