@@ -34,7 +34,7 @@ from agentrl.checkpoint.remote import ObjectStore
 from agentrl.errors import CheckpointError
 from agentrl.observe.display import Display
 from agentrl.system.json_value import JSON
-from agentrl.system.publish import flush_to_disk, is_disk_full
+from agentrl.system.publish import flush_to_disk, is_disk_full, remove
 from agentrl.system.versions import package_versions
 
 # A save that is not published; a checkpoint that a new one of its step is about to replace; one being removed.
@@ -78,11 +78,13 @@ class CheckpointManager:
         store: ObjectStore | None = None,
         best_by: BestBy | None = None,
         warn: Callable[[str], None] = logger.warning,
+        owned: bool = True,
     ) -> None:
         """`keep`: how many are kept (None: all). `fingerprint`: config keys with their values (JSON) that a checkpoint
         must share to be loaded, such as the model's shape. `background`: `save` does not wait for the disk. `store`:
-        where each is uploaded when it is published. `best_by`: keep the best step's, too. Checkpoints that a killed
-        save had moved away are put back."""
+        where each is uploaded when it is published. `best_by`: keep the best step's, too. `owned`: checkpoints that a
+        killed save had moved away are put back, and newer ones of the store are downloaded. Without it nothing changes
+        in `dir`, where another process saves."""
         self.dir = dir
         self.keep = keep
         self.background = background
@@ -91,14 +93,14 @@ class CheckpointManager:
         self.published = False
         """True when a save of this process is published."""
         self.fingerprint: Mapping[str, JSON] = json.loads(json.dumps(dict(fingerprint or {})))
-        self._warn = warn
+        self._warn, self._owned = warn, owned
         self._told: set[tuple[Path, str]] = set()
         """Checkpoints and packages of other versions that were warned of."""
         self._going_on: _Save | None = None
         self._checked: tuple[object, Record] | None = None
         """The checkpoint that was last read whole: its files at that time, and its record."""
         self._thread = ThreadPoolExecutor(1, "checkpoints")
-        for path in self.dir.glob(f".step_*{_REPLACED}"):
+        for path in self.dir.glob(f".step_*{_REPLACED}") if owned else ():
             original = self.dir / path.stem.removeprefix(".")
             if not original.exists():
                 path.rename(original)
@@ -183,9 +185,9 @@ class CheckpointManager:
     def fetch(self, display: Display) -> None:
         """Download the newest checkpoint of the store when no local checkpoint is as new, and undamaged.
 
-        Raises CheckpointError when the store does not answer.
+        Nothing is downloaded where another process saves. Raises CheckpointError when the store does not answer.
         """
-        if self.store is None:
+        if self.store is None or not self._owned:
             return
         here = max((step for step, path in steps_in(self.dir).items() if self._is_whole(path)), default=-1)
         for step in sorted((step for step in self.store.steps() if step > here), reverse=True):
@@ -213,15 +215,13 @@ class CheckpointManager:
         partial.mkdir(parents=True)
         try:
             store.download(step, partial, display)
-            verified(partial, step)
-        except DamagedCheckpointError as error:
             # The folder that was downloaded is removed: the store's is the one to look at.
-            told = str(error).replace(str(partial), f"{store.url}/checkpoints/{final.name}")
-            self._warn(f"{told}; looking for an older one")
+            verified(partial, step, f"{store.url}/checkpoints/{final.name}")
+        except DamagedCheckpointError as error:
+            self._warn(f"{error}; looking for an older one")
             shutil.rmtree(partial)
             return False
-        if final.is_symlink() or final.exists():
-            _remove(final)
+        remove(final)
         partial.rename(final)
         return True
 
@@ -272,7 +272,7 @@ class CheckpointManager:
         """Remove the leftovers of a killed process's saves. Called before the first save."""
         for path in self.dir.glob(".step_*"):
             if path.suffix in (_PARTIAL, _REPLACED, _REMOVED):
-                _remove(path)
+                remove(path)
 
     @contextmanager
     def _undone_on_error(self, going_on: _Save) -> Iterator[None]:
@@ -319,7 +319,7 @@ class CheckpointManager:
             kept = sorted(steps_in(self.dir).items())
             removed += [self._set_aside(path, _REMOVED) for found, path in kept[: -self.keep] if found != best]
         for path in removed:
-            _remove(path)
+            remove(path)
 
     def _set_aside(self, path: Path, suffix: str) -> Path:
         return path.rename(self.dir / f".{path.name}{suffix}")
@@ -361,14 +361,6 @@ def step_in(state: Mapping[str, JSON]) -> int:
     if type(step) is not int or step < 0:
         raise CheckpointError(f"the checkpoint's state names no step: expected a whole number, found {step!r:.200}")
     return step
-
-
-def _remove(path: Path) -> None:
-    """Remove a folder; of a link, which somebody put there, only the link."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
 def _shown(fingerprint: Mapping[str, JSON], key: str) -> str:

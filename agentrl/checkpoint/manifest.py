@@ -169,38 +169,40 @@ def read_record(text: bytes, where: str) -> Record:
     return record
 
 
-def verified(path: Path, step: int | None = None) -> Record:
-    """Return the record in state.json, after every file has been checked against it; `step`: the one it must be of.
+def verified(path: Path, step: int | None = None, name: str | None = None) -> Record:
+    """Return the record in state.json, after every file has been checked against it.
 
-    Raises DamagedCheckpointError, and CheckpointError when it cannot be read or is of another format: it may be whole,
-    and is not to be passed over for an older one.
+    `step`: the one it must be of. `name`: its place in messages, by default `path`. Raises DamagedCheckpointError, and
+    CheckpointError when it cannot be read or is of another format: it may be whole, and is not to be passed over for an
+    older one.
     """
+    name = name or str(path)
     there = listing(path)
-    sizes = {name: entry.st_size for name, entry in there.items() if stat.S_ISREG(entry.st_mode)}
+    sizes = {file: entry.st_size for file, entry in there.items() if stat.S_ISREG(entry.st_mode)}
     if STATE_FILE not in sizes:
         raise DamagedCheckpointError(
-            f"{path} has no {STATE_FILE}, or a link in its place: it is half-written, or not a checkpoint (those are "
+            f"{name} has no {STATE_FILE}, or a link in its place: it is half-written, or not a checkpoint (those are "
             "named step_000012)"
         )
     with _readable(path):
-        record = read_record((path / STATE_FILE).read_bytes(), str(path / STATE_FILE))
+        record = read_record((path / STATE_FILE).read_bytes(), f"{name}/{STATE_FILE}")
     if step is not None and record.step != step:
-        raise DamagedCheckpointError(f"{path} is of step {record.step}, as its {STATE_FILE} says: it was renamed")
+        raise DamagedCheckpointError(f"{name} is of step {record.step}, as its {STATE_FILE} says: it was renamed")
     by = f" ({named_writer(record.versions) or 'an agentrl that it does not name'} wrote it)"
-    in_part = f"{path} is half-written, or was copied in part"
-    for name, expected in record.files.items():
-        if name not in sizes:
-            raise DamagedCheckpointError(f"{in_part}: {name} is missing, or behind a link{by}")
-        if sizes[name] != expected.bytes:
-            raise DamagedCheckpointError(f"{in_part}: {name} has {sizes[name]:,} bytes, want {expected.bytes:,}{by}")
+    in_part = f"{name} is half-written, or was copied in part"
+    for file, expected in record.files.items():
+        if file not in sizes:
+            raise DamagedCheckpointError(f"{in_part}: {file} is missing, or behind a link{by}")
+        if sizes[file] != expected.bytes:
+            raise DamagedCheckpointError(f"{in_part}: {file} has {sizes[file]:,} bytes, want {expected.bytes:,}{by}")
     # Readers take every shard of a folder. Notes and the like of a user's own are left alone.
-    for name in sorted(there.keys() - record.files.keys()):
-        if name.endswith(".safetensors"):
-            raise DamagedCheckpointError(f"{path} is damaged: {name!r} was not written with it; move it away")
+    for file in sorted(there.keys() - record.files.keys()):
+        if file.endswith(".safetensors"):
+            raise DamagedCheckpointError(f"{name} is damaged: {file!r} was not written with it; move it away")
     with _readable(path):
-        for name, checksum in zip(record.files, _checksums(path, record.files), strict=True):
-            if checksum != record.files[name].xxh3:
-                raise DamagedCheckpointError(f"{path} is damaged: {name} does not hold what was written{by}")
+        for file, checksum in zip(record.files, _checksums(path, record.files), strict=True):
+            if checksum != record.files[file].xxh3:
+                raise DamagedCheckpointError(f"{name} is damaged: {file} does not hold what was written{by}")
     return record
 
 

@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -41,9 +41,10 @@ def published(path: Path) -> Iterator[Path]:
 def published_directory(path: Path) -> Iterator[Path]:
     """Yield an empty directory to fill, which replaces the directory `path` when the block ends.
 
-    When the block raises, an older directory stays. Raises TrainingError on a full disk.
+    When the block raises, an older directory stays. A kill leaves one of the two whole, or neither at `path`, never a
+    part. Raises TrainingError on a full disk.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial, older = (path.with_name(f".{path.name}.{suffix}") for suffix in ("partial", "replaced"))
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
@@ -55,9 +56,21 @@ def published_directory(path: Path) -> Iterator[Path]:
         if is_disk_full(error):
             raise disk_full(path) from error
         raise
-    shutil.rmtree(path, ignore_errors=True)
+    remove(older)  # of a process that was killed
+    if path.is_symlink() or path.exists():
+        path.rename(older)
     partial.rename(path)
     flush_to_disk(path.parent)
+    with suppress(OSError):  # somebody may read it still; the next time tries again
+        remove(older)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder or a file, if there is one; of a link, which somebody put there, only the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class AppendedFile:

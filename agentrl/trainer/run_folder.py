@@ -61,6 +61,17 @@ class RunFolder:
         if (self.path / LOCK).is_file():
             self._hold()
 
+    def is_owned(self) -> bool:
+        """Say whether no other process trains in the run's folder; the lock of a val_only is in its own, below."""
+        run = Path(self._config.trainer.default_local_dir)
+        if run == self.path or not (run / LOCK).is_file():
+            return True
+        try:
+            FileLock(run / LOCK).close()
+        except (Locked, PermissionError):
+            return False
+        return True
+
     def clear(self) -> None:
         """With resume_mode=disable move the run that is there aside, before anything of this one is written there.
 

@@ -93,6 +93,7 @@ def open_setting(
             best_by=best_by(trainer, validates=config.data.val_files is not None),
             background=keys.async_save,
             warn=display.warn,
+            owned=folder.is_owned(),
         )
         policy = local / "policy"
         found = choose_checkpoint(trainer, checkpoints, last, policy, display, check)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +32,61 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: Ba
         raise error
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+KILL_BEFORE_EACH_OPERATION = """
+import json, os, signal, sys
+from pathlib import Path
+from agentrl.system.publish import published_directory
+
+EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
+
+
+def fill(path, text, operation=0):
+    seen = 0
+
+    def hook(event, arguments):
+        nonlocal seen
+        if operation and event in EVENTS:
+            seen += 1
+            if seen == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    with published_directory(path) as partial:
+        for name in ("a", "b"):
+            (partial / name).write_text(text)
+
+
+found = []
+for operation in range(1, 100):
+    path = Path(sys.argv[1], str(operation), "policy")
+    fill(path, "old")
+    child = os.fork()
+    if not child:
+        fill(path, "new", operation)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    there = [(path / name).read_text() for name in ("a", "b")] if path.exists() else []
+    fill(path, "next")
+    found.append([there, sorted(one.name for one in path.parent.iterdir())])
+    if status == 0:
+        break
+print(json.dumps(found))
+"""
+
+
+def test_a_killed_replacement_of_a_folder_leaves_one_of_the_two_whole(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", KILL_BEFORE_EACH_OPERATION, str(tmp_path)], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert len(found) > 8
+    order = [["old", "old"], [], ["new", "new"]]
+    states = [there for there, _ in found]
+    assert states == sorted(states, key=order.index)
+    assert {tuple(left) for _, left in found} == {("policy",)}
 
 
 @pytest.fixture

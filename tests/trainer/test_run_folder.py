@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -78,10 +79,26 @@ time.sleep(60)
 """
 
 
-def folder_of(path: str | Path, resume_mode: str = "auto") -> RunFolder:
+def folder_of(path: str | Path, resume_mode: str = "auto", *, val_only: bool = False) -> RunFolder:
     config = Config()
-    trainer = config.trainer.model_copy(update={"default_local_dir": str(path), "resume_mode": resume_mode})
+    keys = {"default_local_dir": str(path), "resume_mode": resume_mode, "val_only": val_only}
+    trainer = config.trainer.model_copy(update=keys)
     return RunFolder(config.model_copy(update={"trainer": trainer}), None, PlainDisplay("run", io.StringIO()))
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_val_only_moves_no_checkpoint_of_a_run_that_goes_on(tmp_path: Path, is_live: bool) -> None:
+    """A save is between its two renames, or was killed there."""
+    run = begun(folder_of(tmp_path))
+    aside = tmp_path / "checkpoints" / ".step_000001.replaced"
+    aside.mkdir(parents=True)
+    if not is_live:
+        run.close()
+    for _ in range(2):  # the second finds the lock of the first
+        with closing(folder_of(tmp_path, val_only=True)) as folder:
+            folder.clear()
+            CheckpointManager(aside.parent, keep=None, owned=folder.is_owned())
+    assert aside.exists() == is_live
 
 
 def begun(folder: RunFolder) -> RunFolder:
