@@ -7,7 +7,6 @@ killed continues to the same file.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,14 +15,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from agentrl.chat import Chat
-from agentrl.config.keys import flatten, leaf_keys
-from agentrl.config.load import config_to_dict
 from agentrl.config.sections.offline import GenerateConfig
 from agentrl.data.contract import Dataset
 from agentrl.errors import TrainingError
 from agentrl.model.folder import check_folder
 from agentrl.observe.bars import bars_as_stages
 from agentrl.observe.display import Display
+from agentrl.offline.decisive import decisive
 from agentrl.offline.responses import ADDED, UNANSWERED, InputRows, Parts, check_output, response_text
 from agentrl.rollouts.context import (
     RunContext,
@@ -44,21 +42,46 @@ if TYPE_CHECKING:
     from agentrl.rollouts.contract import RolloutRunner
 
 ROLLOUT = "actor_rollout_ref.rollout"
-DECISIVE = (
-    "data.prompt_key",
-    "data.max_prompt_length",
-    "data.truncation",
-    "data.max_response_length",
-    "data.output_scores",
-    "data.output_trajectories",
-    "actor_rollout_ref.model.*",
-    *(f"{ROLLOUT}.{name}" for name in ("name", "n", "temperature", "top_p", "top_k", "do_sample", "multi_turn.*")),
-    f"{ROLLOUT}.agent.default_agent_loop",
-    f"{ROLLOUT}.agent.openai_proxy.*",
-    "custom_reward_function.*",
-    "trainer.seed",
+IDLE = (
+    "data.path",  # its content counts, see `settings`
+    "data.max_samples",
+    "data.output_path",
+    "data.batch_size",
+    *(
+        f"{ROLLOUT}.{name}"
+        for name in (
+            "max_num_seqs",
+            "nnodes",
+            "n_gpus_per_node",
+            "num_servers",
+            "tensor_model_parallel_size",
+            "gpu_memory_utilization",
+            "engine_kwargs.embedded.graphs",
+            "server_*",
+            "health_check_interval",
+            "max_server_restarts",
+            "free_cache_engine",
+            "update_weights_*",
+            "agent.max_concurrent",
+            "agent.max_retries",
+            "agent.on_code_error",
+            "agent.max_failed_fraction",
+            "agent.openai_proxy.host",
+            "agent.openai_proxy.port",
+        )
+    ),
+    "reward_model.max_concurrent",
+    "reward_model.*.max_concurrent",
+    "tools.max_concurrent",
+    "tools.max_rate",
+    "tools.client_id",
+    "trainer.device",
+    "trainer.max_worker_restarts",
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "ray_init.*",
 )
-"""Keys (patterns) that responses depend on: the rows of one file have the same values of them."""
+"""Keys (patterns) of hardware, pace, faults and names; the rows of one file have the same values of all others."""
 
 
 def generate(config: GenerateConfig, display: Display) -> Path:
@@ -163,13 +186,7 @@ def added_columns(
 
 def settings(config: GenerateConfig, data: Dataset) -> dict[str, JSON]:
     """Return the data and the keys that the rows of the file depend on."""
-    return {"data.path": data.fingerprint, **decisive(config)}
-
-
-def decisive(config: GenerateConfig) -> dict[str, JSON]:
-    """Return the keys that responses depend on, with their values."""
-    values = flatten(config_to_dict(config), leaf_keys(GenerateConfig))
-    return {key: values[key] for key in values if any(fnmatch.fnmatchcase(key, pattern) for pattern in DECISIVE)}
+    return {"data.path": data.fingerprint, **decisive(config, IDLE)}
 
 
 def model_weights(config: GenerateConfig) -> Weights:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -10,14 +9,11 @@ from typing import Self, cast
 
 import pyarrow as pa
 
-from agentrl.config.keys import flatten, leaf_keys
-from agentrl.config.load import config_to_dict
 from agentrl.config.sections.offline import EvaluateConfig
-from agentrl.data.sources import hash_files
 from agentrl.errors import DataError
+from agentrl.offline.decisive import decisive
 from agentrl.offline.responses import Parts
 from agentrl.offline.scores import Responses, Scores
-from agentrl.system.json_value import JSON
 from agentrl.trajectory.parquet import valid_unicode
 
 SCHEMA = pa.schema(
@@ -33,9 +29,8 @@ SCHEMA = pa.schema(
     }
 )
 KEY = "data.scores_path"
-DECISIVE = ("data.*", "reward_model.*", "custom_reward_function.*")
-"""Keys (patterns) that scores depend on."""
-IDLE = ("data.output_path", KEY, "reward_model.max_concurrent", "reward_model.*.max_concurrent")
+IDLE = ("data.output_path", KEY, "reward_model.max_concurrent", "reward_model.*.max_concurrent", "ray_init.*")
+"""Keys (patterns) that scores do not depend on."""
 
 
 class ScoreFile:
@@ -44,7 +39,7 @@ class ScoreFile:
     def __init__(self, config: EvaluateConfig) -> None:
         """Find the scores of an earlier command. Raises DataError as `Parts` does."""
         assert config.data.scores_path is not None
-        self._parts = Parts(Path(config.data.scores_path), settings(config), KEY)
+        self._parts = Parts(Path(config.data.scores_path), decisive(config, IDLE), KEY)
         self._known = self._parts.rows()
         self.left = self.known = self._parts.done
         """Responses that have scores, and those of them that `take` has not read."""
@@ -82,25 +77,6 @@ class ScoreFile:
 
     def __exit__(self, *_: object) -> None:
         self._parts.close()
-
-
-def settings(config: EvaluateConfig) -> dict[str, JSON]:
-    """Return the keys that scores depend on, with their values, and the content of the files that they name."""
-    values = flatten(config_to_dict(config), leaf_keys(EvaluateConfig))
-    chosen = {
-        key: value
-        for key, value in values.items()
-        if any(fnmatch.fnmatchcase(key, one) for one in DECISIVE)
-        and not any(fnmatch.fnmatchcase(key, one) for one in IDLE)
-    }
-    files = {f"content of {key}": hash_files([file]) for key, value in chosen.items() if (file := _file(key, value))}
-    return {**chosen, **files}
-
-
-def _file(key: str, value: JSON) -> Path | None:
-    """Return the file of code or text that a key names; data have their ids checked one by one."""
-    path = Path(value).expanduser() if isinstance(value, str) and not key.startswith("data.") else None
-    return path if path is not None and path.is_file() else None
 
 
 def _rows(row: Responses, scores: Scores) -> Iterator[dict[str, object]]:

@@ -24,8 +24,9 @@ from agentrl.data.sources import expand
 from agentrl.errors import ConfigError, DataError
 from agentrl.observe.display import Display
 from agentrl.observe.open import open_display
+from agentrl.offline.decisive import decisive
 from agentrl.offline.evaluate import score_here
-from agentrl.offline.generate import decisive, generate
+from agentrl.offline.generate import IDLE, generate
 from agentrl.offline.scores import ResponseFiles, Responses, check_rows, check_sources
 from agentrl.reward import make_reward_manager
 from agentrl.suites import report
@@ -115,7 +116,7 @@ def describe(name: str, tasks: Tasks, config: GenerateConfig) -> dict[str, JSON]
         "version": tasks.version,
         "tasks": digest.hexdigest(),
         "agentrl": agentrl.__version__,
-        "settings": decisive(config),
+        "settings": decisive(config, IDLE),
     }
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from agentrl.config.keys import nested
+from agentrl.config.sections.offline import GenerateConfig
 from agentrl.errors import DataError
+from agentrl.offline.decisive import decisive
+from agentrl.offline.generate import IDLE, ROLLOUT
 from agentrl.offline.responses import Parts
+from agentrl.system.json_value import JSON
 from tests.forked import forked
 from tests.naming import naming
 
@@ -52,3 +60,57 @@ def test_a_command_that_ends_before_its_first_part_leaves_nothing(tmp_path: Path
     with Parts(tmp_path / "out.parquet", {}):
         pass
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("reward_model.reward_manager", "dapo"),
+        ("reward_model.judge.prompt", "judge.jinja"),
+        (f"{ROLLOUT}.max_model_len", 512),
+        (f"{ROLLOUT}.agent.agent_loop_config_path", "loops.yaml"),
+        (f"{ROLLOUT}.agent.trajectory_timeout", 5.0),
+        (f"{ROLLOUT}.engine_kwargs.sglang", {"quantization": "fp8"}),
+        ("data.image_key", "pictures"),
+    ],
+)
+def test_a_key_that_rows_depend_on_is_compared(key: str, value: JSON) -> None:
+    before, after = decisive(config_of({}), IDLE), decisive(config_of({key: value}), IDLE)
+    assert [one for one in before if after[one] != before[one]] == [key]
+
+
+def test_keys_of_hardware_and_faults_are_not_compared() -> None:
+    others: dict[str, JSON] = {
+        f"{ROLLOUT}.gpu_memory_utilization": 0.3,
+        f"{ROLLOUT}.agent.on_code_error": "count",
+        "reward_model.judge.max_concurrent": 7,
+        "trainer.device": "cuda",
+        "data.batch_size": 3,
+    }
+    assert decisive(config_of(others), IDLE) == decisive(config_of({}), IDLE)
+
+
+def test_the_content_of_files_that_keys_name_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys: dict[str, JSON] = {
+        f"{ROLLOUT}.multi_turn.tool_config_path": "tools.yaml",
+        f"{ROLLOUT}.agent.observers": ["watch.py:Watch"],
+        "reward_model.scorers": {"mine": "score.py:score"},
+        "actor_rollout_ref.model.chat_template": "~{{ messages }}" * 99,
+        "tools.cassette": "record",
+        "tools.cassette_path": "tape.jsonl",
+    }
+    names = ("tools.yaml", "watch.py", "score.py", "tape.jsonl")
+    for name in names:
+        Path(name).write_text("before")
+    found = [decisive(config_of(keys), IDLE)]
+    for name in names:
+        Path(name).write_text("after")
+        found.append(decisive(config_of(keys), IDLE))
+    differing = [[key for key in old if old[key] != new[key]] for old, new in pairwise(found)]
+    assert differing == [*([f"content of {name}"] for name in names[:3]), []], "a cassette grows"
+
+
+def config_of(keys: Mapping[str, JSON]) -> GenerateConfig:
+    own: dict[str, JSON] = {"data.path": "rows", "data.output_path": "out", "actor_rollout_ref.model.path": "model"}
+    return GenerateConfig.model_validate(nested({**own, **keys}))
