@@ -1,11 +1,13 @@
 """Environments in TRL's form: objects of a factory, whose methods are a trajectory's tools.
 
 An environment plays one trajectory at a time. When the trajectory is scored, it returns to the pool of its name, and
-`reset` prepares it for another one.
+`reset` prepares it for another one. An environment with a method that passed its deadline is dropped instead: the
+method goes on in its thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
@@ -27,6 +29,8 @@ HELD = "environment"
 """Entry of a trajectory's `for_scorers` that holds its environment."""
 NAME = "environment_name"
 """Entry that holds the environment's name."""
+GIVEN_UP = "environment_given_up"
+"""Entry that is there when a method of the environment was given up."""
 COLUMN = "environment"
 """Column of the rows that names the environment, where a trainer has several."""
 OWN = ("reset", "get_reward")
@@ -117,9 +121,10 @@ class Environments:
         return found
 
     def close(self, trajectory: Trajectory) -> None:
-        """Take a scored trajectory's environment back."""
-        name = cast(str, trajectory.for_scorers.pop(NAME))
-        self._pools[name].append(trajectory.for_scorers.pop(HELD))
+        """Take a scored trajectory's environment back, unless a method of it may still run."""
+        name, environment = cast(str, trajectory.for_scorers.pop(NAME)), trajectory.for_scorers.pop(HELD)
+        if not trajectory.for_scorers.pop(GIVEN_UP, False):
+            self._pools[name].append(environment)
 
     def rewards(self) -> dict[str, Callable[..., object]]:
         """Make a reward function of each class with `get_reward`, by the class's name: None for other environments."""
@@ -179,12 +184,17 @@ class _MethodTool(Tool):
         self._methods, self._threads = methods, threads
 
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
-        environment = CURRENT_EPISODE.get().trajectory.for_scorers[HELD]
+        held = CURRENT_EPISODE.get().trajectory.for_scorers
+        environment = held[HELD]
         if type(environment) not in self._methods:
             raise _NotHere(f"no tool {self.name!r} here")
         checked = self._methods[type(environment)].checked(arguments)
         method = answering(getattr(environment, self.name))
-        return ToolResponse(cast(str, await _call(self._threads, method, **checked)))
+        try:
+            return ToolResponse(cast(str, await _call(self._threads, method, **checked)))
+        except asyncio.CancelledError:
+            held[GIVEN_UP] = True
+            raise
 
 
 def with_observation(prompt: Sequence[Message], observation: str | None) -> list[Message]:

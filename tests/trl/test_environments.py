@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import runpy
+import threading
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 
+from agentrl.agent_loop.base import CURRENT_EPISODE, Episode
 from agentrl.errors import CodeError, UserError
-from agentrl.trajectory import Message, Part
+from agentrl.trajectory import Message, Part, Trajectory
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from agentrl.trl import GRPOConfig, GRPOTrainer
-from agentrl.trl.environments import Environments, with_observation
+from agentrl.trl.environments import HELD, Environments, with_observation
 from tests.e2e.test_docs import blocks
 
 SMALL: dict[str, Any] = {
@@ -84,6 +88,36 @@ def test_each_trajectory_has_its_own_environment(taught: Path, at_home: Path) ->
     written = [one for file in trajectory_files(Path("run/trajectories")) for one in read_trajectories(file)]
     answered = [one for one in written if any(call.response == "84" for call in one.tool_calls)]
     assert answered and all(one.score == 1.5 for one in answered)
+
+
+async def test_an_environment_whose_method_was_given_up_serves_no_other_trajectory() -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    class Slow(Silent):
+        def wait(self) -> str:
+            """Waits."""
+            begun.set()
+            end.wait()
+            return "waited"
+
+    environments = Environments(Slow, [], 100)
+    wait = next(tool for tool in environments.tools if tool.name == "wait")
+    first, second, third = (Trajectory(f"train/0/0/{k}", 0) for k in range(3))
+    await environments.open({}, first)
+    CURRENT_EPISODE.set(cast(Episode, SimpleNamespace(trajectory=first)))
+    call = asyncio.create_task(wait.execute("", {}))
+    await asyncio.to_thread(begun.wait)
+    call.cancel()  # as a deadline does
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    slow = first.for_scorers[HELD]
+    environments.close(first)
+    await environments.open({}, second)
+    fresh = second.for_scorers[HELD]
+    environments.close(second)
+    await environments.open({}, third)
+    end.set()
+    assert fresh is not slow and third.for_scorers[HELD] is fresh
 
 
 class Silent:
