@@ -47,6 +47,17 @@ class Record:
         return texts
 
 
+def opened(value: JSON) -> JSON:
+    """Parse JSON text; other text stays."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            parsed: JSON = json.loads(value)
+            return parsed
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
 def read_records(path: Path) -> Iterator[Record]:
     """Read JSON lines, or one JSON array; gzipped where the name ends in .gz. Progress goes to stderr.
 

@@ -11,7 +11,8 @@ from agentrl.data.messages import Unfit
 from agentrl.system.json_value import JSON, as_list
 from data_prep.conversation_formats import BadConversation
 from data_prep.left_out import LeftOuts
-from data_prep.trace_forms import IDS, REQUESTS, RESPONSES, SESSIONS, TRACES, Fields, first_id, inside, opened
+from data_prep.records import opened
+from data_prep.trace_forms import IDS, REQUESTS, RESPONSES, SESSIONS, TRACES, Fields, first_id, inside
 from data_prep.trace_sessions import Branch, Call, Joined
 
 VALUES = ("feedback", "user_feedback", "thumbs", "thumb", "rating", "score", "feedback_rating", "value")
@@ -108,7 +109,7 @@ def votes_in(fields: Fields, where: str, calls: Sequence[Call] = (), *, around: 
         raise BadConversation("feedback that contradicts itself in one record", f"found {sorted(map(str, values))}")
     if not values and comment is None:
         return
-    name = held.get("name", fields.get("name") if alone else "")
+    name = held.get("name", fields.get("key" if "run_id" in fields else "name") if alone else "")  # LangSmith: `key`
     yield Vote(
         where,
         next(iter(values), None),
@@ -185,7 +186,7 @@ def apply(votes: Sequence[Vote], joined: Joined, calls: Sequence[Call], names: I
         if vote.calls:
             branches = {one.branch: None for one in vote.calls if one.branch is not None}
         elif vote.call is not None:
-            branches = by_id.get(vote.call, {})
+            branches = by_id.get(vote.call) or by_trace.get(vote.call, {})  # LangSmith's name of a trace is a run's
         elif vote.trace is not None:
             branches = by_trace.get(vote.trace, {})
         elif vote.session is not None:
@@ -196,7 +197,7 @@ def apply(votes: Sequence[Vote], joined: Joined, calls: Sequence[Call], names: I
         if len(branches) > 1 and vote.calls:
             applied.refuse(vote, "feedback on a call with several answers", f"{len(branches)} answers")
             continue
-        if len(branches) > 1 and vote.call is not None:
+        if len(branches) > 1 and vote.call in by_id:
             applied.refuse(vote, "feedback on an id of several answers", repr(vote.call))
             continue
         if not branches:

@@ -30,8 +30,9 @@ from agentrl.system.json_value import JSON, as_list, as_object
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 from data_prep.conversation_formats import BadConversation, conversation
-from data_prep.records import Record
+from data_prep.records import Record, opened
 from data_prep.tool_conversations import MESSAGE, SERVED, checked
+from data_prep.trace_runs import call_of, run_kind
 from data_prep.trace_sessions import ROOT, Call, Tree, Whole
 from data_prep.trace_streams import assembled, is_stream
 
@@ -53,6 +54,8 @@ ELSEWHERE: dict[Api, tuple[str, ...]] = {
 
 SPANS = "opentelemetry"
 """The form of calls that spans were written as."""
+RUNS = "langsmith"
+"""The form of calls that are runs of LangSmith."""
 WHOLE = "conversation"
 """The form of calls that are the answers in a whole conversation."""
 REQUESTS = ("request", "request_body", "requestBody", "kwargs", "input", "inputs")
@@ -73,7 +76,7 @@ TIMES = (
 )
 ABOUT = ("metadata", "request_properties", "properties", "litellm_params", "session_metadata")
 """Members that hold further members of a record, or of a request."""
-LISTS = ("data", "observations", "calls", "records", "generations", "traces", "scores")
+LISTS = ("data", "observations", "calls", "records", "generations", "traces", "scores", "runs", "child_runs")
 """Members that hold records of their own."""
 
 
@@ -159,6 +162,8 @@ class Reader:
         in_order: calls of a conversation that a server keeps come in their order. Otherwise Later is raised for them.
         Raises BadConversation, ApiError, Waits and Later.
         """
+        if run_kind(record.fields) is not None:
+            record, form = Record(record.where, call_of(record.fields)), RUNS
         if is_whole(record.fields):
             return self._whole(record)
         logged = logged_call(record.fields)
@@ -193,7 +198,7 @@ class Reader:
         instructions = prompt[:1] if logged.body.get("instructions") else []
         later = request.later if isinstance(request, Translated) else ()
         functions = [*request.functions, *cast(Sequence[ToolSchema], later)]
-        if not functions and form == SPANS:
+        if not functions and form in (SPANS, RUNS):
             functions = list(self.tools)
         text, defaults = self._declared(functions)
         place, shown, depth = ROOT, ROOT, len(prompt)
@@ -409,17 +414,6 @@ def first_body(fields: Fields, names: Iterable[str]) -> tuple[str, JSON]:
         if value not in (None, ""):
             return name, value
     return "", None
-
-
-def opened(value: JSON) -> JSON:
-    """Parse JSON text; other text stays."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        try:
-            parsed: JSON = json.loads(value)
-            return parsed
-        except (ValueError, RecursionError):
-            return value
-    return value
 
 
 def is_request(body: Fields) -> bool:

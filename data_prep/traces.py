@@ -1,9 +1,9 @@
 """Logs of a model's calls as conversations for training: `python -m data_prep.traces --source LOGS --out DIR`.
 
-Reads per-call logs of OpenAI's and Anthropic's APIs, whole conversations (`data_prep.trace_forms`) and spans of
-OpenTelemetry (`data_prep.trace_spans`), joins calls to sessions and branches (`data_prep.trace_sessions`), takes
-secrets out (`data_prep.scrub`), and writes conversations.parquet, one row a branch, and report.json, which says what
-became of each record.
+Reads per-call logs of OpenAI's and Anthropic's APIs, whole conversations (`data_prep.trace_forms`), spans of
+OpenTelemetry (`data_prep.trace_spans`) and runs of LangSmith (`data_prep.trace_runs`), joins calls to sessions and
+branches (`data_prep.trace_sessions`), takes secrets out (`data_prep.scrub`), and writes conversations.parquet, one row
+a branch, and report.json, which says what became of each record.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -38,6 +38,7 @@ from data_prep.tool_conversations import SCHEMA as CONVERSATIONS
 from data_prep.tool_conversations import SERVED, checked
 from data_prep.trace_feedback import Applied, Said, Vote, apply, is_vote, unread_around, unread_feedback, votes_in
 from data_prep.trace_forms import SPANS, Around, Later, Reader, Waits, records_in
+from data_prep.trace_runs import MODEL, run_kind
 from data_prep.trace_sessions import Branch, Call, Joined, Session, join
 from data_prep.trace_spans import Spans
 
@@ -134,7 +135,7 @@ class Traces:
         while todo:
             one = todo.pop()
             try:
-                if (kind := str(one.fields.get("type"))) in OTHERS:
+                if kind := other_kind(one.fields):
                     self._add(
                         self.skipped, f"no call of a model: {kind}", f"{one.where}: no call of a model, but {kind}"
                     )
@@ -380,6 +381,14 @@ class Traces:
             for reason, one in found.reasons.items():
                 clean.reasons[reason] = LeftOut(text(one.first), one.count, [text(place) for place in one.further])
         return clean
+
+
+def other_kind(fields: Mapping[str, JSON]) -> str:
+    """Return the kind of a record that is no call of a model, or ""."""
+    if (run := run_kind(fields)) is not None:
+        return "" if run == MODEL else run
+    kind = str(fields.get("type"))
+    return kind if kind in OTHERS else ""
 
 
 def _counts(found: LeftOuts) -> JSON:
