@@ -117,13 +117,32 @@ def run_program() -> None:
     while line := requests.readline():
         request = json.loads(line)
         try:
-            value = function_of(module, request["name"])(
-                *decode(request["arguments"]), **dict(decode(request["keywords"]))
-            )
+            arguments, keywords = decode(request["arguments"]), decode(request["keywords"])
+            value = function_of(module, request["name"])(*arguments, **keywords)
             answer = {"value": encode(value)}
+            if value is None:
+                answer["left"] = [left_of(one) for one in (*arguments, *keywords.values())]
         except BaseException as error:
             answer = {"raised": [type(error).__name__, str(error)[:500]]}
         send(answers, answer)
+
+
+def left_of(argument: Any) -> Any:
+    """Encode an argument as a call left it; None for what is no plain data any more."""
+    try:
+        return encode(argument)
+    except (TypeError, RecursionError):
+        return None
+
+
+def refill(argument: Any, left: Any) -> None:
+    """Change a test's list, dict or set as the program changed its copy."""
+    if isinstance(argument, list) and isinstance(left, list):
+        argument[:] = left
+    for kind in (dict, set):
+        if isinstance(argument, kind) and isinstance(left, kind):
+            argument.clear()
+            argument.update(left)
 
 
 def function_of(module: types.ModuleType, name: str) -> Callable[..., Any]:
@@ -152,14 +171,23 @@ class Program:
             return False
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Calls the program's function `name`. Raises what `relayed` makes of what it raised."""
+        """Call the program's function `name`. Raises what `relayed` makes of what it raised.
+
+        The arguments of a call that returns None become what it left of them, as a function that sorts its list does.
+        A function that returns a value cannot change the data of tests, which may be what its value is compared with.
+        """
 
         def call(*arguments: Any, **keywords: Any) -> Any:
             request = {"name": name, "arguments": encode(arguments), "keywords": encode(keywords)}
             send(self.requests, request)
             answer = json.loads(self.answers.readline())
             if "value" in answer:
-                return decode(answer["value"])
+                value = decode(answer["value"])
+                if value is None:
+                    given = [*arguments, *keywords.values()]
+                    for at, left in enumerate(answer["left"]):
+                        refill(given[at], decode(left))
+                return value
             raise relayed(*answer["raised"])
 
         call.__name__ = name
@@ -200,17 +228,35 @@ def whole(consumer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Counted(ast.NodeTransformer):
-    """`assert x` becomes `__check__(number, lambda: x)`: asserts after a failed one count, too."""
+    """`assert x` becomes a `__check__(number, x)` that catches errors of x: asserts after a failed one count, too.
 
-    def __init__(self, first: int) -> None:
+    They stay statements, so that names are bound where the test binds them. Where the test itself may catch what an
+    assert raises (in a `with`, and in a `try` with handlers), it stays an assert.
+    """
+
+    def __init__(self, first: int, tree: ast.AST) -> None:
         self.next = first
+        catching = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.With, ast.AsyncWith)) or getattr(node, "handlers", None)
+        ]
+        self.caught = {inner for node in catching for part in node.body for inner in ast.walk(part)}  # type: ignore[attr-defined]
 
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-        arguments = [ast.Constant(self.next), ast.Lambda(nothing, node.test)]
-        call = ast.Call(ast.Name("__check__", ast.Load()), arguments, [])
-        self.next += 1
-        return ast.copy_location(ast.Expr(call), node)
+    def visit_Assert(self, node: ast.Assert) -> ast.AST | list[ast.AST]:
+        number, self.next = self.next, self.next + 1
+        if node in self.caught:
+            return [node, checked(number, ast.Constant(True), node)]
+        handler = ast.ExceptHandler(
+            ast.Name("Exception", ast.Load()), None, [checked(number, ast.Constant(False), node)]
+        )
+        return ast.copy_location(ast.Try([checked(number, node.test, node)], [handler], [], []), node)
+
+
+def checked(number: int, value: ast.expr, place: ast.AST) -> ast.stmt:
+    """Write the call that counts an assert."""
+    call = ast.Call(ast.Name("__check__", ast.Load()), [ast.Constant(number), value], [])
+    return ast.copy_location(ast.Expr(call), place)
 
 
 def judge(order: dict[str, Any], program: Program, report: Callable[..., None]) -> None:
@@ -224,8 +270,9 @@ def judge(order: dict[str, Any], program: Program, report: Callable[..., None]) 
         setattr(itertools, one.__name__, whole(one))
     exec(compile(order["setup"], "<setup>", "exec", dont_inherit=True), setup)
     for source in order["tests"]:
-        counted = Counted(first)
-        tree = ast.fix_missing_locations(counted.visit(ast.parse(source)))
+        written = ast.parse(source)
+        counted = Counted(first, written)
+        tree = ast.fix_missing_locations(counted.visit(written))
         units = range(first, max(first + 1, counted.next))
         tests.append((compile(tree, "<tests>", "exec", dont_inherit=True), units))
         first = units.stop
@@ -239,12 +286,8 @@ def judge(order: dict[str, Any], program: Program, report: Callable[..., None]) 
             seen.add((what, number))
             report(what, number)
 
-    def check(number: int, holds: Callable[[], Any]) -> None:
-        try:
-            passed = bool(holds())
-        except Exception:
-            passed = False
-        mark("pass" if passed else "fail", number)
+    def check(number: int, holds: Any) -> None:
+        mark("pass" if holds else "fail", number)
 
     functions = {name: program.function(name) for name in order["entry_points"]}
     for code, units in tests:

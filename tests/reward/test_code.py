@@ -302,6 +302,36 @@ async def test_every_kind_of_plain_value_comes_back_as_it_was(sandbox: str) -> N
     assert await judged(sandbox, program, tests) == {"score": 1.0, "pass_fraction": 1.0}
 
 
+STATEMENTS = (
+    "assert (y := f([1])) == 1\nassert y == 1",
+    "class T:\n    y = 1\n    assert f([1]) == y\n    assert f([y]) == y",
+    "import asyncio\nasync def g(): return f([1])\nasync def m():\n    assert await g() == 1\nasyncio.run(m())",
+    "try:\n    assert f([]) == 0\nexcept IndexError:\n    assert f([1]) == 1",
+    "try:\n    assert f([1]) == 2\nexcept AssertionError:\n    pass",
+    "from contextlib import suppress\nwith suppress(IndexError):\n    assert f([]) == 0",
+)
+
+
+@pytest.mark.parametrize("test", STATEMENTS)
+async def test_an_assert_means_what_it_means_where_it_stands(sandbox: str, test: str) -> None:
+    assert (await judged(sandbox, "def f(x): return x[0]", asserts(test)))["score"] == 1.0
+    assert (await judged(sandbox, "def f(x): raise OSError", asserts(test)))["score"] == 0.0
+
+
+async def test_a_function_that_returns_none_changes_its_arguments_and_no_other_does(sandbox: str) -> None:
+    tests = asserts(
+        "x = [2, 1]\nf(x)\nassert x == [1, 2]", "x = [[2, 1], []]\nf(x=x)\nassert x == [[], [2, 1]]", "f((2, 1))"
+    )
+    program = "def f(x):\n    if isinstance(x, list): x.sort()"
+    assert (await judged(sandbox, program, tests))["score"] == 1.0
+    assert (await judged(sandbox, "def f(x): pass", tests))["pass_fraction"] == 1 / 3
+    assert (await judged(sandbox, "def f(x): x[:] = [f]", tests))["pass_fraction"] == 0
+    others = asserts("d, s = {1: 2}, {1}\nf(d, s)\nassert (d, s) == ({3: 4}, set())")
+    assert (await judged(sandbox, "def f(d, s): d.clear(); d[3] = 4; s.clear()", others))["score"] == 1.0
+    reference = asserts("x = [2, 1]\nassert f(x) == sorted(x)")
+    assert (await judged(sandbox, "def f(x):\n    x.clear()\n    return x", reference))["score"] == 0.0
+
+
 SWALLOW = (
     "assert all(f(x) == x for x in map(f, [1, 2]))",
     "assert all(map(lambda x: f(x) == x, [1, 2]))",
