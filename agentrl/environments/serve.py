@@ -178,6 +178,8 @@ class Asking:
     def tasks(self, split: str, seed: int, count: int, **options: Any) -> Iterator[dict[str, Any]]:
         """Yield tasks. The first one is played with an empty turn, so that errors of `play` come before training."""
         for number, task in enumerate(islice(self._module.tasks(split, seed, count, **options), count)):
+            if "prompt" in task:  # which its row keeps apart
+                task = {**task, "prompt_digest": _said(task["prompt"])}
             if number == 0 or "prompt" not in task:
                 episode, _ = self.start(with_configured(self._module, task, options), seed)
                 try:
@@ -201,10 +203,19 @@ class Asking:
         if task.get("request", found := _digest(episode)) != found:
             self.close(episode)
             raise ValueError("the task's first request is another one than when its row was made; make the rows again")
+        if task.get("prompt_digest", found := _said(episode.messages)) != found:
+            self.close(episode)
+            raise ValueError(
+                f"expected the task's prompt as the first request, found {episode.messages!r:.300}; leave `prompt` out "
+                "of the task, so that the first request is its prompt"
+            )
+        if "prompt_digest" in task and episode.tools and episode.tools != task.get("tools"):
+            self.close(episode)
+            raise ValueError("its first request has other tools than the task; give the task the same `tools`")
         return episode, None
 
     def step(self, episode: Asked, action: dict[str, Any]) -> dict[str, Any]:
-        before, calls = episode.messages or [], action["calls"]
+        before, tools, calls = episode.messages or [], episode.tools, action["calls"]
         self._loop.call_soon_threadsafe(_answer, episode.answer, action)
         episode.wait()
         if episode.messages is None:
@@ -216,10 +227,12 @@ class Asking:
                 "it asks for a turn with messages that do not continue those of its last request, e.g. a summary, or "
                 "a second conversation, as rewards that compare several answers need: not supported"
             )
-        new = episode.messages[now + 1 :]
-        said = {one["tool_call_id"]: one["content"] for one in new if one["role"] == "tool"}
-        user = "\n\n".join(one["content"] for one in new if one["role"] == "user")
-        return {"answers": [said.get(call["id"], "") for call in calls], "observation": user or None}
+        if episode.tools != tools:
+            raise ValueError(
+                "it asks with other tools than before the turn; a conversation keeps the tools of its task"
+            )
+        answers, user = _answers(episode.messages[now + 1 :], [call["id"] for call in calls])
+        return {"answers": answers, "observation": user}
 
     def score(self, episode: Asked) -> Any:
         if episode.messages is not None:
@@ -231,6 +244,29 @@ class Asking:
 
     def close(self, episode: Asked) -> None:
         episode.running.cancel()
+
+
+def _said(prompt: Any) -> int:
+    """Digest what a prompt says, a text or messages."""
+    messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    return zlib.crc32(json.dumps([(one.get("role"), one.get("content") or "") for one in messages]).encode())
+
+
+def _answers(messages: list[dict[str, Any]], ids: list[str]) -> tuple[list[str], str | None]:
+    """Read the answers to a turn: a text for each call of `ids`, and the next user turn. Raises ValueError."""
+    answers, user = dict.fromkeys(ids, ""), list[str]()
+    for one in messages:
+        role, content, call = one["role"], one.get("content"), str(one.get("tool_call_id"))
+        if not isinstance(content, str) or not (role == "user" or (role == "tool" and call in ids)):
+            raise ValueError(
+                "expected texts of the role `tool`, each with the `tool_call_id` of a call of the turn, and `user` "
+                f"after the turn, found {one!r:.200}"
+            )
+        if role == "user":
+            user.append(content)
+        else:
+            answers[call] = content
+    return [answers[one] for one in ids], "\n\n".join(user) or None
 
 
 def _answer(waiting: asyncio.Future[Any], answer: Any) -> None:

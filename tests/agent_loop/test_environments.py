@@ -169,13 +169,28 @@ async def test_an_environment_of_the_page_that_asks_for_turns_itself(bench: Make
 ASKING = """
 def tasks(split, seed, count, what):
     for number in range(count):
-        yield {"what": what, "number": number}
+        own = {"prompt": f"{what} {number}", "tools": [TOOL]} if what.startswith("own") else {}
+        yield {"what": what, "number": number, **own}
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 async def play(task, seed, ask):
     said = [{"role": "user", "content": f"{task['what']} {task['number']}"}]
     if task["what"] == "nothing":
         return 0.0
-    turn = await ask(said)
+    if task["what"] == "own but more":
+        said.insert(0, {"role": "system", "content": "Be brief."})
+    turn = await ask(said, [{**TOOL, "strict": True}] if task["what"] == "own but tools" else [])
+    after = {
+        "system": [{"role": "system", "content": "Hurry."}],
+        "assistant": [{"role": "assistant", "content": "I see."}],
+        "no call": [{"role": "tool", "tool_call_id": "1", "content": "x"}],
+        "parts": [{"role": "user", "content": [{"type": "text", "text": "Hm."}]}],
+        "tools": [],
+    }
+    if task["what"] in after:
+        said += [{"role": "assistant", "content": turn["text"]}, *after[task["what"]]]
+        await ask(said + [{"role": "user", "content": "Go on."}], [TOOL] if task["what"] == "tools" else [])
     if task["what"] == "uncaught":
         await ask([*said, {"role": "assistant", "content": turn["text"]}, said[0]])
     if task["what"] == "another":
@@ -190,6 +205,12 @@ async def play(task, seed, ask):
         ("another", "messages that do not continue .* rewards that compare several answers need: not supported"),
         ("nothing", "play ended before it asked for a turn"),
         ("uncaught", "EOFError: the episode is over"),
+        *((what, "expected texts of the role `tool`.*found {'role'") for what in ("system", "assistant", "no call")),
+        ("parts", "expected texts of the role `tool`.*'Hm.'"),
+        ("tools", "other tools than before the turn"),
+        ("own but more", "expected the task's prompt as the first request, found .*'Be brief.'"),
+        ("own but tools", "give the task the same `tools`"),
+        ("own", None),
         ("fine", None),
     ],
 )
@@ -203,7 +224,7 @@ async def test_what_asks_in_a_way_that_cannot_be_trained_is_refused_where_rows_a
             (task,) = await sidecar.tasks("train", 1, 1, 20)
             changed = Play(sidecar, await sidecar.ready(), 20.0, "place")
             with naming(CodeError, "request"):
-                await changed.start({**task, "number": 5}, 1)
+                await changed.start({name: one for name, one in task.items() if name != "prompt"} | {"number": 5}, 1)
         else:
             with pytest.raises(CodeError, match=problem):
                 await sidecar.tasks("train", 1, 1, 20)
