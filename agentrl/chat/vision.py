@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
@@ -27,6 +28,7 @@ class Vision:
         self._path = path
         self._made: OrderedDict[bytes, Image] = OrderedDict()
         self._bytes = 0
+        self._changing = threading.Lock()
 
     @staticmethod
     def from_path(path: str, *, trust_remote_code: bool = False) -> Vision | None:
@@ -75,13 +77,14 @@ class Vision:
 
     def image(self, picture: Picture) -> Image:
         """Prepare a picture for the model. Raises DataError for a damaged file."""
-        made = self._made.get(picture.digest)
-        if made is None:
-            made = self._made[picture.digest] = self._make(picture)
-            self._bytes += made.patches.nbytes
+        if (made := self._made.get(picture.digest)) is None:
+            made = self._make(picture)
+        with self._changing:  # by threads that prepare large pictures
+            if self._made.pop(picture.digest, None) is None:
+                self._bytes += made.patches.nbytes
+            self._made[picture.digest] = made
             while self._bytes > CACHED_BYTES and len(self._made) > 1:
                 self._bytes -= self._made.popitem(last=False)[1].patches.nbytes
-        self._made.move_to_end(picture.digest)
         return made
 
     def _make(self, picture: Picture) -> Image:

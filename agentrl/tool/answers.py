@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, cast
 
+from agentrl.errors import DataError
 from agentrl.system.call_journal import Codec, as_json
 from agentrl.system.json_value import JSON
 from agentrl.system.numbers import finite, number_of
 from agentrl.system.plugin import nearest
+from agentrl.system.threads import LONG_TEXT, beside_loop
 from agentrl.tool import ErrorKind, ToolResponse
 from agentrl.tool.arguments import ArgumentCheck
 from agentrl.tool.truncation import NOT_SHOWN
 from agentrl.trajectory import ToolAnswer
-from agentrl.trajectory.picture import Picture, as_picture
+from agentrl.trajectory.picture import MAX_PIXELS, PIXELS_OF_A_CHARACTER, Picture, as_picture, pixels_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+_DECODING = threading.Lock()
+"""Held by threads that decode images, so that those of many answers need the memory of one."""
 
 
 class WrongResponse(TypeError):
     """A tool's `execute` returned a value that its contract forbids."""
 
 
-def answer_of(response: object, begun: float, *, images: bool) -> ToolAnswer:
+async def answer_of(response: object, begun: float, *, images: bool) -> ToolAnswer:
     """Make the answer of the response to a call that began at `begun` (`perf_counter`).
 
     Without `images` a note takes their place. Raises WrongResponse for a value that is no ToolResponse or has a part of
-    another type, DataError for an image that cannot be read.
+    another type, DataError for an image that cannot be read, or for more than MAX_PIXELS together.
     """
     if not isinstance(response, ToolResponse):
         raise WrongResponse(f"execute must return a ToolResponse, found {type(response).__name__} {response!r:.100}")
@@ -45,7 +53,7 @@ def answer_of(response: object, begun: float, *, images: bool) -> ToolAnswer:
         raise _wrong_part("files", "a mapping of paths to base64", response.files)
     if not isinstance(response.images, (list, Sequence)) or isinstance(response.images, (str, bytes)):
         raise _wrong_part("images", "a list", response.images)
-    shown = tuple(map(_decoded, response.images)) if images else ()
+    shown = await _decoded(response.images) if images else ()
     unseen = len(response.images) - len(shown)
     return ToolAnswer(
         response.text + (NOT_SHOWN.format(unseen) if unseen else ""),
@@ -61,11 +69,25 @@ def _wrong_part(name: str, kind: str, found: object) -> WrongResponse:
     return WrongResponse(f"the {name} of its ToolResponse must be {kind}, found {found!r:.100}")
 
 
-def _decoded(image: bytes | Picture | Image) -> Picture:
-    """Read an image file. Raises DataError for a value that is no image, or a damaged one."""
-    picture = as_picture(image)
-    picture.decode()
-    return picture
+async def _decoded(images: Sequence[bytes | Picture | Image]) -> tuple[Picture, ...]:
+    """Read image files, large ones outside the event loop.
+
+    Raises DataError for a value that is no image, a damaged one, or too many pixels.
+    """
+    known = [cast("Image", image) if hasattr(image, "save") else as_picture(image) for image in images]
+    if (pixels := sum(map(pixels_of, known))) > MAX_PIXELS:
+        raise DataError(f"the images of an answer have {pixels} pixels together; at most {MAX_PIXELS} are taken")
+
+    size = pixels // PIXELS_OF_A_CHARACTER
+
+    def decode() -> tuple[Picture, ...]:
+        with _DECODING if size >= LONG_TEXT else nullcontext():  # small images do not wait for large ones
+            pictures = tuple(map(as_picture, known))
+            for picture in pictures:
+                picture.decode()
+        return pictures
+
+    return await beside_loop(size, decode)
 
 
 def refusal(

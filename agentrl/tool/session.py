@@ -173,7 +173,7 @@ class ToolSession:
             try:
                 async with deadline as timeout:
                     response = await gathered(slot.tool.execute(self.instance_id, arguments), pieces)
-                answer = answer_of(response, begun, images=self._tools.takes_images)
+                answer = await answer_of(response, begun, images=self._tools.takes_images)
             except ToolError as error:
                 slot.answered = True
                 return _failed(str(error), ErrorKind(error.kind), begun, pieces)

@@ -23,6 +23,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Formats whose decoders run no other program and are used on images from anywhere."""
 MAX_PIXELS = 1 << 26
 """Larger images are refused before they are decoded: a file of kilobytes may hold them."""
+PIXELS_OF_A_CHARACTER = 16
+"""Pixels that are decoded in the time in which a character of a text is encoded."""
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)
 _UPRIGHT = {
@@ -145,9 +147,15 @@ def text_of(content: Content) -> str:
 
 
 def size_of(messages: Sequence[Message]) -> int:
-    """Count the characters of the messages' contents, and the bytes of their images."""
+    """Count the characters of the messages' contents, with their images as texts that take as long to work on."""
     texts = sum(len(text_of(message.get("content"))) for message in messages)
-    return texts + sum(len(picture.data) for picture in pictures_in(messages))
+    return texts + sum(max(len(one.data), pixels_of(one) // PIXELS_OF_A_CHARACTER) for one in pictures_in(messages))
+
+
+def pixels_of(image: Picture | Pillow.Image) -> int:
+    """Count the pixels of an image."""
+    width, height = image.size
+    return width * height
 
 
 def joined(content: Content, text: str, *, before: bool = False) -> Content:

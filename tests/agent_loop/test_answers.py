@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import sys
+import threading
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,20 +22,21 @@ from PIL import Image
 from agentrl.agent_loop.base import AgentLoop
 from agentrl.environments.loop import EnvironmentLoop
 from agentrl.environments.sidecar import EnvironmentOptions
-from agentrl.errors import CodeError
+from agentrl.errors import CodeError, DataError
 from agentrl.rollouts.local import on_resume_of
 from agentrl.system.call_journal import CallJournal, Entry
 from agentrl.system.cassette import Cassette
 from agentrl.tool import ErrorKind, Tool, ToolError, ToolResponse, ToolSchema
-from agentrl.tool.answers import ANSWERS, from_outcome, to_outcome
+from agentrl.tool.answers import ANSWERS, answer_of, from_outcome, to_outcome
 from agentrl.tool.session import ToolInfrastructureError
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Status, ToolAnswer, ToolCallRecord, Trajectory
-from agentrl.trajectory.picture import Picture
+from agentrl.trajectory.picture import MAX_PIXELS, Picture, image_part, size_of
 from agentrl.trajectory.sample import Sample
 from agentrl.verl.tools import BaseTool
 from agentrl.verl.tools import ToolResponse as VerlResponse
 from tests.agent_loop.conftest import Bench, call, sample
+from tests.naming import naming
 from tests.remote.conftest import FaultyServer
 from tests.system.test_call_journal import live
 
@@ -59,9 +61,9 @@ CALLS = [
 """Calls of one message, of which the last one is behind `max_parallel_calls`."""
 
 
-def png() -> bytes:
+def png(width: int = 8, height: int = 4) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", (8, 4), (255, 0, 0)).save(file, "PNG")
+    Image.new("RGB", (width, height), (255, 0, 0)).save(file, "PNG")
     return file.getvalue()
 
 
@@ -390,3 +392,29 @@ async def test_a_fault_on_a_cassette_of_an_earlier_release_comes_again(
     tools.cassette = Cassette(tmp_path / "a.jsonl", "replay")
     with pytest.raises(error, match=str(line["text"])):
         await session.call("do", {"what": "fine"})
+
+
+async def test_large_images_are_decoded_outside_the_event_loop_and_their_pixels_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoded, decode, here = list[bool](), Picture.decode, threading.current_thread()
+    monkeypatch.setattr(
+        Picture, "decode", lambda one: decoded.append(threading.current_thread() is here) or decode(one)
+    )
+    large = Image.new("RGB", (512, 512))
+    for images, on_loop in (
+        ([png(), png()], True),
+        ([png(512, 511)], True),
+        ([png(512, 512)], False),
+        ([large], False),
+    ):
+        decoded.clear()
+        answer = await answer_of(ToolResponse("", images=images), 0.0, images=True)
+        assert [one.size for one in answer.images] == [
+            Picture(one).size if isinstance(one, bytes) else one.size for one in images
+        ]
+        assert decoded == [on_loop] * len(images)
+    assert size_of([{"role": "user", "content": [image_part(answer.images[0])]}]) >= 512 * 512 // 16
+    with naming(DataError, ("90000000", str(MAX_PIXELS))):
+        await answer_of(ToolResponse("", images=[png(9000, 5000)] * 2), 0.0, images=True)
+    assert len(decoded) == 1
