@@ -43,11 +43,6 @@ def check_config(config: Config) -> None:
             "live clients talk to the process that trains, and under Ray others run trajectories: leave trainer.nnodes "
             "and trainer.n_gpus_per_node at 1, and rollout.nnodes at 0"
         )
-    if rollout.name != "embedded":
-        raise ConfigError(
-            f"actor_rollout_ref.rollout.name={rollout.name}: live clients are served by the embedded engine alone so "
-            "far. Set actor_rollout_ref.rollout.name=embedded"
-        )
     if rollout.roles:
         raise ConfigError("actor_rollout_ref.rollout.roles: a live session has no roles. Leave them out")
     if config.distillation.is_privileged:

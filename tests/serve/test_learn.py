@@ -187,7 +187,6 @@ class TestRefusals:
             ("async_training.max_staleness=0", "1 or more"),
             ("data.val_files=rows.parquet", "would wait for clients"),
             ("actor_rollout_ref.rollout.nnodes=1", "under Ray"),
-            ("actor_rollout_ref.rollout.server_urls=[http://127.0.0.1:1]", "embedded engine alone"),
             ("--host=0.0.0.0", ""),
             ("--idle-seconds=-1", "expected seconds"),
             ("--port=99999", "0 to 65535"),
@@ -199,8 +198,6 @@ class TestRefusals:
         self, policy_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, says: str
     ) -> None:
         words = arguments(policy_dir, tmp_path / "run", 0, more)
-        if "server_urls" in more:
-            words.append("actor_rollout_ref.rollout.name=sglang")
         if more.startswith("--host"):
             words = [word for word in words if "key-env" not in word]
             says = "as --host=0.0.0.0"
