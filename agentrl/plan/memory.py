@@ -40,6 +40,9 @@ GPU_RESERVE = 0.08
 """Part of a GPU that CUDA's context, NCCL's buffers and gaps between blocks take (assumed: docs/scale.md)."""
 
 
+TEACHERS = "teachers"
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """A time of the step, and the bytes that are held in it."""
@@ -99,7 +102,8 @@ class MemoryPlan:
                 self._critic.backbone_params, self._ranks(self.config.critic.parallel), trained=True
             )
             found["critic's weights"], found["critic's optimizer"] = held["weights"], held["optimizer"]
-        return found
+        kept = not roles.actor.fsdp_config.param_offload
+        return found | {name: sum(sizes) for name, (_, sizes) in self._scoring.items() if kept or name != TEACHERS}
 
     @cached_property
     def moments(self) -> list[Moment]:
@@ -113,6 +117,11 @@ class MemoryPlan:
             scored.append(self.config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu)
         passing = self._forward(self.policy, max(map(most_tokens, scored)))
         found = [Moment("rollout", {**at_rest, **awake}), Moment("log-probs", {**training, **passing})]
+        for name, (shape, sizes) in self._scoring.items():
+            most = rollout.log_prob_max_token_len_per_gpu
+            most = most if name == TEACHERS else self.config.reward_model.forward_max_token_len_per_gpu
+            here = {**training, **self._forward(shape, most_tokens(most))}
+            found.append(Moment(name, here if name in training else {**here, name: max(sizes)}))
         if self._critic is not None:
             shape, tokens = self._critic, most_tokens(self.config.critic.ppo_max_token_len_per_gpu)
             gradients = FLOAT32 * shape.backbone_params / self._ranks(self.config.critic.parallel)
@@ -163,6 +172,38 @@ class MemoryPlan:
             return None
         path = self.config.critic.path
         return self._shape(path) if path else self.policy
+
+    @cached_property
+    def _scoring(self) -> dict[str, tuple[ModelShape, list[float]]]:
+        """Models that only score, on the devices that train: the largest of their shapes, and the bytes of each."""
+        found = dict[str, tuple[ModelShape, list[float]]]()
+        bytes_each = FLOAT32 if self.config.actor_rollout_ref.model.dtype == "float32" else BFLOAT16
+        if shapes := [self._shape(path) for path in self.teacher_paths]:
+            ranks = self._ranks(self.config.teacher_parallel)
+            largest = max(shapes, key=lambda shape: shape.params)
+            found[TEACHERS] = largest, [shape.params * bytes_each / ranks for shape in shapes]
+        if (shape := self.reward_model) is not None:
+            found["reward model"] = shape, [shape.backbone_params * bytes_each / self.ranks]
+        return found
+
+    @property
+    def teacher_paths(self) -> list[str]:
+        """Teachers that the trainer's devices hold: all but servers and the policy itself."""
+        return [one.path for _, one in self.config.distillation.teachers if one.path is not None and not one.is_policy]
+
+    @property
+    def teacher(self) -> ModelShape | None:
+        """The largest teacher that the trainer's devices compute; None without any."""
+        itself = [self.policy] if any(one.is_policy for _, one in self.config.distillation.teachers) else []
+        shapes = [*itself, *map(self._shape, self.teacher_paths)]
+        return max(shapes, key=lambda shape: shape.active_params, default=None)
+
+    @property
+    def reward_model(self) -> ModelShape | None:
+        """A reward model on the trainer's devices; None without it."""
+        scoring = self.config.reward_model
+        on_these = scoring.classifies and not scoring.enable_resource_pool
+        return self._shape(scoring.model.path) if on_these and scoring.model.path is not None else None
 
     @property
     def ranks(self) -> int:

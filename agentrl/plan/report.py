@@ -49,6 +49,8 @@ def advice(plan: MemoryPlan) -> Iterator[str]:
         + ("" if roles.model.recomputed(plan.policy.layers) else ", or model.enable_gradient_checkpointing=true"),
         "policy's optimizer": "actor_rollout_ref.model.lora_rank=16 trains adapters instead of all weights",
         "reference": "algorithm.use_kl_in_reward=false and actor.use_kl_loss=false need no reference",
+        "teachers": "distillation.teacher.base_url names a server that has the teacher",
+        "reward model": "reward_model.enable_resource_pool=true gives it devices of its own",
         "engine": "a smaller actor_rollout_ref.rollout.gpu_memory_utilization, or free_cache_engine=true",
     }
     for part, size in sorted(fullest.parts.items(), key=lambda one: -one[1])[:3]:

@@ -37,7 +37,11 @@ class _Config(BaseModel):
     tie_word_embeddings: bool = False
     num_experts: int | None = None
     num_local_experts: int | None = None
+    n_routed_experts: int | None = None
+    moe_num_experts: int | None = None
     num_experts_per_tok: int | None = None
+    moe_k: int | None = None
+    mamba_d_state: int | None = None
     layer_types: list[str] | None = None
     kv_lora_rank: int | None = None
     text_config: _Config | None = None
@@ -48,7 +52,15 @@ class _Config(BaseModel):
             return f"has no {', '.join(missing)}"
         if other := sorted(set(self.layer_types or ()) - {"full_attention", "sliding_attention", "chunked_attention"}):
             return f"has layers of {', '.join(other)}"
+        if self.mamba_d_state:
+            return "has layers of states (mamba_d_state)"
         return "has latent keys and values (kv_lora_rank)" if self.kv_lora_rank else None
+
+    @property
+    def experts(self) -> int:
+        """Experts that a router chooses from, by any model's name of them; 1 without a router."""
+        names = self.num_experts, self.num_local_experts, self.n_routed_experts, self.moe_num_experts
+        return next(filter(None, names), 1)
 
 
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
@@ -80,7 +92,7 @@ class ModelShape:
         if (why := config.why_not_counted()) is not None:
             raise ValueError(f"{config.model_type or 'the model'} {why}")
         heads = config.num_attention_heads
-        experts = config.num_experts or config.num_local_experts or 1
+        experts, each = config.experts, config.num_experts_per_tok or config.moe_k or 1
         own = config.moe_intermediate_size if experts > 1 else None
         return ModelShape(
             layers=config.num_hidden_layers,
@@ -93,7 +105,7 @@ class ModelShape:
             tied=config.tie_word_embeddings,
             qk_norm=config.model_type.startswith("qwen3"),
             experts=experts,
-            experts_per_token=config.num_experts_per_tok or 1 if experts > 1 else 1,
+            experts_per_token=each if experts > 1 else 1,
         )
 
     @staticmethod

@@ -170,6 +170,8 @@ class Training:
     plan: Plan
     shape: ModelShape
     teacher: ModelShape | None = None
+    reward_model: ModelShape | None = None
+    """A classifier that scores whole conversations on the GPUs that train."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a plan that cannot be placed."""
@@ -271,14 +273,21 @@ class Training:
 
     def passes(self, sessions: Sequence[Session]) -> list[Stage]:
         """Stages of the trainer between a step's rollout and its weights' way to the engine."""
-        found = [self.forward("old_log_prob", sessions)]
+        found = []
+        if self.reward_model is not None:
+            found.append(self._of(self.reward_model).forward("reward_model", sessions, head=False))
+        found.append(self.forward("old_log_prob", sessions))
         if self.plan.reference:
             found.append(self.forward("ref_log_prob", sessions))
         if self.plan.critic:
             found += [self.forward("values", sessions, head=False), self.update("update_critic", sessions, head=False)]
         if self.teacher is not None:
-            found.append(replace(self, shape=self.teacher, teacher=None).forward("teacher", sessions))
+            found.append(self._of(self.teacher).forward("teacher", sessions))
         return [*found, self.update("update_actor", sessions)]
+
+    def _of(self, shape: ModelShape) -> Training:
+        """Return the same training of another model alone."""
+        return replace(self, shape=shape, teacher=None, reward_model=None)
 
     def update(self, name: str, sessions: Sequence[Session], *, head: bool = True) -> Stage:
         """All optimizer steps of a training step."""
@@ -407,6 +416,8 @@ def gpu_memory(training: Training) -> Memory:
     if training.teacher is not None:
         head = training.teacher.head_params * plan.bytes if plan.scope == "full" else 0
         fixed["teacher"] = training.teacher.params * plan.bytes / ranks + head
+    if training.reward_model is not None:
+        fixed["reward model"] = training.reward_model.backbone_params * plan.bytes / ranks
     if plan.critic:
         critic = sizing.state_bytes(shape.params, ranks, trained=True)
         fixed["critic"] = critic["weights"] + (0.0 if plan.offload_optimizer else critic["optimizer"])

@@ -52,7 +52,8 @@ class TimePlan:
     @cached_property
     def training(self) -> Training:
         """The run on its cluster. Raises ConfigError where an engine has no room for the model."""
-        made = Training(self.cluster, self._plan, self.memory.policy)
+        memory = self.memory
+        made = Training(self.cluster, self._plan, memory.policy, memory.teacher, memory.reward_model)
         try:
             made.speed()
         except ValueError as error:
@@ -111,6 +112,8 @@ class TimePlan:
             offload_params=actor.fsdp_config.param_offload,
             reference="reference" in memory.states,
             critic="critic's weights" in memory.states,
+            scope=config.distillation.scope,
+            top_k=config.distillation.top_k,
             rollout_gpus=apart,
             tp=rollout.tensor_model_parallel_size,
             engine_memory=rollout.gpu_memory_utilization,

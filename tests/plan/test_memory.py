@@ -11,10 +11,11 @@ from agentrl.config import Config, load_config
 from agentrl.errors import ConfigError
 from agentrl.plan import __main__ as command
 from agentrl.plan.memory import MemoryPlan, check_room, doubled
+from agentrl.plan.times import TimePlan, cluster_of
 from tests.e2e.test_docs import commands
 from tests.naming import assert_names, naming
 
-MODEL = "actor_rollout_ref.model"
+MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 SHAPE = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -67,6 +68,31 @@ def test_each_role_has_its_parts(words: list[str]) -> None:
     critic = planned(words, "algorithm.adv_estimator=gae")
     assert critic.states["critic's optimizer"] == 8 * PARAMS
     assert [moment.name for moment in critic.moments] == ["rollout", "log-probs", "critic's update", "update"]
+
+
+def test_models_that_only_score_have_their_parts_and_moments(words: list[str], tmp_path: Path) -> None:
+    teacher, small = tmp_path / "teacher", tmp_path / "small"
+    for folder, layers in ((teacher, 40), (small, 1)):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": layers}), encoding="utf-8")
+    large = 4 * (40 * LAYER + 64_000)
+    taught = [f"distillation.teacher.path={teacher}", f"+distillation.by_source.x.path={small}"]
+    scored = ["reward_model.enable=true", f"reward_model.model.path={teacher}"]
+    plan = planned(words, *taught, *scored)
+    assert plan.states["teachers"] == large + 4 * (LAYER + 64_000)
+    assert plan.states["reward model"] == large, "a classifier has one number where others have a head"
+    names = ["rollout", "log-probs", "teachers", "reward model", "update"]
+    assert [moment.name for moment in plan.moments] == names
+    assert plan.teacher is not None and plan.teacher.layers == 40
+    times = TimePlan(plan, *cluster_of(plan))
+    stages = {stage.name: stage.seconds for stage in times.step.stages}
+    assert stages["teacher"] > 5 * stages["old_log_prob"] and stages["reward_model"] > 5 * stages["old_log_prob"]
+    itself = ["distillation.teacher.path=policy", "distillation.teacher.privileged='It is {ground_truth}.'"]
+    assert planned(words, *itself).states == planned(words).states
+    moved = planned(words, *taught, "trainer.device=auto", f"{ACTOR}.fsdp_config.param_offload=true", device="cuda")
+    assert "teachers" not in moved.states and moved.moments[2].parts["teachers"] == large, "one after the other"
+    apart = planned(words, *scored, "reward_model.enable_resource_pool=true")
+    assert "reward model" not in apart.states and apart.reward_model is None
 
 
 def test_shared_prompts_are_counted_once_on_a_cpu(words: list[str]) -> None:

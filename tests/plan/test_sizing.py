@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4MoeConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from agentrl.model.packed import hidden_states, use_packed_attention
 from agentrl.plan.sizing import (
@@ -26,6 +34,7 @@ from agentrl.plan.sizing import (
     ulysses_bytes,
     update_flops,
 )
+from agentrl.system.json_value import JSON
 
 SMALL = ModelShape(layers=2, hidden=8, heads=4, kv_heads=2, head_dim=2, intermediate=16, vocab=10)
 SEVEN = ModelShape(28, 3584, 28, 4, 128, 18944, 152064)
@@ -57,6 +66,18 @@ SEVENTY = ModelShape(80, 8192, 64, 8, 128, 28672, 128256)
             num_experts=8,
             num_experts_per_tok=2,
         ),
+        Glm4MoeConfig(
+            hidden_size=256,
+            moe_intermediate_size=96,
+            num_hidden_layers=2,
+            vocab_size=999,
+            n_routed_experts=8,
+            n_shared_experts=0,
+            first_k_dense_replace=0,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            head_dim=32,
+        ),
     ],
     ids=lambda config: config.model_type,
 )
@@ -65,6 +86,20 @@ def test_parameters_are_those_of_the_real_model_but_for_norms_and_biases(config:
         model = AutoModelForCausalLM.from_config(config)
     matrices = sum(param.numel() for param in model.parameters() if param.ndim > 1)
     assert ModelShape.from_config(config.to_dict()).params == matrices
+
+
+def test_experts_have_several_names_and_layers_of_states_are_not_counted() -> None:
+    keys: dict[str, JSON] = {
+        "num_hidden_layers": 1,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "vocab_size": 9,
+    }
+    shape = ModelShape.from_config({**keys, "moe_num_experts": 4, "moe_k": 3, "moe_intermediate_size": 5})
+    assert (shape.experts, shape.experts_per_token, shape.intermediate) == (4, 3, 5)
+    with pytest.raises(ValueError, match="mamba_d_state"):
+        ModelShape.from_config({**keys, "mamba_d_state": 16})
 
 
 def test_known_models_have_the_size_that_they_are_called_by() -> None:
