@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from abc import abstractmethod
@@ -107,6 +108,16 @@ class RunSink(PackageSink[LoggedRunT]):
         begun.finish()
 
 
+def mlflow_name(name: str) -> str:
+    """Write a metric's name in the characters that MLflow allows; data sources of rows are in some."""
+    allowed = re.sub(r"[^\w/. :-]", "_", name.replace("@", "_at_"))[:MLFLOW_LENGTH]
+    return "/".join(part for part in allowed.split("/") if part not in ("", ".", ".."))
+
+
+MLFLOW_LENGTH = 250
+"""Characters of a name that MLflow takes."""
+
+
 class MLflowOptions(BaseModel):
     """Keys of `trainer.logger_options.mlflow`."""
 
@@ -115,7 +126,9 @@ class MLflowOptions(BaseModel):
 
 
 class MLflow(PackageSink["MlflowClient"]):
-    """A run of the mlflow experiment that trainer.project_name names. MLflow allows no @ in names: it becomes _at_.
+    """A run of the mlflow experiment that trainer.project_name names.
+
+    MLflow allows few characters in names, and of one wrong name refuses the whole step: @ becomes _at_, others _.
 
     Steps that a resumed run does again are there twice.
     """
@@ -131,7 +144,7 @@ class MLflow(PackageSink["MlflowClient"]):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        found = [Metric(name.replace("@", "_at_"), value, now, step) for name, value in finite(metrics).items()]
+        found = [Metric(mlflow_name(name), value, now, step) for name, value in finite(metrics).items()]
         self.ensure_begun().log_batch(self._id, metrics=found)
 
     def write_generations(self, step: int, generations: Sequence[Generation]) -> None:

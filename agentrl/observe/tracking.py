@@ -10,10 +10,11 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, ParamSpec, cast
 
@@ -24,7 +25,7 @@ from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import ConfigError, DataError, UserError, install_extra
 from agentrl.observe.display import Display
 from agentrl.observe.generations import Generation
-from agentrl.system.json_value import JSON
+from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.lines import AppendedLines, keep_steps, read_lines
 from agentrl.system.publish import published
 from agentrl.system.registry import configured
@@ -44,7 +45,7 @@ class RunInfo:
     dir: Path
     """Its folder, which may not exist yet."""
     config: Mapping[str, JSON]
-    """The whole config, as plain values."""
+    """The whole config, as plain values; for a remote logger without secrets."""
     project: str
     experiment: str
 
@@ -81,6 +82,29 @@ class Sink(ABC):
         """End the logger's run; the training run is over."""
 
 
+_SECRET = re.compile(
+    r"(api_?key|(access|private|secret)_?key|token|secret|passw(or)?d|credentials?|authorization)", re.IGNORECASE
+)
+"""End of the name of a value that is a secret: of an environment variable, a header, an option of the user's."""
+_IN_ADDRESS = re.compile(r"(?<=://)[^\s/@]+(?=@)")
+
+
+def without_secrets(value: JSON) -> JSON:
+    """Replace texts whose name says that they are secrets, and credentials in addresses, by `[secret]`."""
+    if isinstance(value, dict):
+        return {
+            name: "[secret]" if isinstance(item, str) and _names_secret(name) else without_secrets(item)
+            for name, item in value.items()
+        }
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    return _IN_ADDRESS.sub("[secret]", value) if isinstance(value, str) else value
+
+
+def _names_secret(name: str) -> bool:
+    return any(found.end() == len(name) for found in _SECRET.finditer(name))
+
+
 class Tracker:
     """Sends each step's metrics to every logger named."""
 
@@ -91,13 +115,14 @@ class Tracker:
         self._display = display
         self._warned: set[str] = set()
         self._sinks: dict[str, Sink] = {}
+        public = as_mapping(without_secrets(dict(run.config)))
         try:
             for name in names:
                 key = f"trainer.logger_options.{name}"
                 found = cast(type[Sink], LOGGERS.get(name))
                 make = configured(found, options.get(name, {}), key)
                 with user_code(f"logger {name}", found):
-                    self._sinks[name] = make(run)
+                    self._sinks[name] = make(replace(run, config=public) if found.is_remote else run)
         except BaseException:
             with suppress(Exception):  # the first error is the one to tell
                 self.close()

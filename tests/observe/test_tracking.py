@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -16,7 +16,8 @@ from agentrl.config import Config, load_config
 from agentrl.errors import CodeError, ConfigError, DataError, TrainingError, install_extra
 from agentrl.observe.generations import Generation
 from agentrl.observe.plain import PlainDisplay
-from agentrl.observe.tracking import Tracker, read_metrics
+from agentrl.observe.tracking import Console, RunInfo, Tracker, read_metrics, without_secrets
+from agentrl.system.json_value import JSON
 from agentrl.system.targets import load_target
 from tests.naming import Names, naming
 from tests.small_disk import small_disk_in
@@ -355,7 +356,7 @@ def test_an_mlflow_run_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.Monke
     for step in (1, 2):
         log = tracker(tmp_path, "mlflow", options={"mlflow": {"tracking_uri": uri}})
         log.log_generations([SPOKEN], step)
-        log.log({"val/x/mean@4": 0.5 * step, "bad": math.nan}, step)
+        log.log({"val/x/mean@4": 0.5 * step, "bad": math.nan, "val/c++/../x": 1.0}, step)
         log.close()
     assert len(list(tmp_path.rglob("artifacts/val_generations/*.json"))) == 2
     client = mlflow.MlflowClient(uri)
@@ -364,3 +365,42 @@ def test_an_mlflow_run_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.Monke
     assert run.info.run_id == (tmp_path / "mlflow_id").read_text() and run.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "val/x/mean_at_4")
     assert [(one.step, one.value) for one in history] == [(1, 0.5), (2, 1.0)]
+    named = client.get_metric_history(run.info.run_id, "val/c__/x")
+    assert len(named) == 2, "a name that MLflow refuses would take the step's other numbers with it"
+
+
+def test_remote_loggers_are_given_no_secrets() -> None:
+    config: dict[str, JSON] = {
+        "env_vars": {"HF_TOKEN": "a", "AWS_SECRET_ACCESS_KEY": "b", "NCCL_DEBUG": "INFO"},
+        "urls": ["http://me:word@host:1/v1", "s3://bucket/a@b"],
+        "headers": [{"Authorization": "Bearer c"}],
+        "data": {"prompt_key": "prompt", "api_key_env": "MY_KEY", "max_tokens": 3, "token": None},
+    }
+    assert without_secrets(config) == {
+        "env_vars": {"HF_TOKEN": "[secret]", "AWS_SECRET_ACCESS_KEY": "[secret]", "NCCL_DEBUG": "INFO"},
+        "urls": ["http://[secret]@host:1/v1", "s3://bucket/a@b"],
+        "headers": [{"Authorization": "[secret]"}],
+        "data": config["data"],
+    }
+
+
+class Kept(Console):
+    """Logger that keeps the config that it is given."""
+
+    given: ClassVar[list[object]] = []
+
+    def __init__(self, run: RunInfo) -> None:
+        self.given.append(run.config)
+
+
+class Sent(Kept):
+    """The same as a logger that sends."""
+
+    is_remote = True
+
+
+def test_a_tracker_hides_secrets_from_remote_loggers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kept, "given", [])
+    run = RunInfo(tmp_path, {"env_vars": {"HF_TOKEN": "a"}}, "agentrl", "one")
+    Tracker([f"{__name__}:Kept", f"{__name__}:Sent"], {}, run, PlainDisplay("run", io.StringIO()))
+    assert Kept.given == [run.config, {"env_vars": {"HF_TOKEN": "[secret]"}}]
