@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
-    Glm4MoeConfig,
     LlamaConfig,
     PretrainedConfig,
     Qwen2Config,
@@ -66,7 +66,8 @@ SEVENTY = ModelShape(80, 8192, 64, 8, 128, 28672, 128256)
             num_experts=8,
             num_experts_per_tok=2,
         ),
-        Glm4MoeConfig(
+        AutoConfig.for_model(
+            "glm4_moe",
             hidden_size=256,
             moe_intermediate_size=96,
             num_hidden_layers=2,
