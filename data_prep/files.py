@@ -31,7 +31,8 @@ def write_splits(files: Mapping[Path, Sequence[Row]]) -> None:
     with ExitStack() as written:
         for path, rows in files.items():
             temporary = written.enter_context(writing(path))
-            pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), temporary)
+            names = dict.fromkeys(name for row in rows for name in row)  # pyarrow takes those of the first row
+            pq.write_table(pa.Table.from_pydict({name: [row.get(name) for row in rows] for name in names}), temporary)
 
 
 def write_rows(path: Path, rows: Iterable[Row], schema: pa.Schema) -> int:

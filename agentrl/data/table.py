@@ -11,6 +11,7 @@ import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
@@ -222,18 +223,21 @@ def _open_parquet(file: str) -> Table:
     try:
         # A buffer, so that a column of a large row group is not read whole.
         parquet = pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
-        schema, groups = parquet.schema_arrow, range(parquet.num_row_groups)
+        schema = parquet.schema_arrow
         size = (parquet.metadata.num_rows, Path(file).stat().st_size)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(no_parquet(file, error)) from error
-    # Arrow joins no dictionaries of different row groups inside lists and structs (polars' Categorical).
-    apart = [[group] for group in groups] if any(map(_holds_dictionary, schema.types)) else [[*groups]]
-
-    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
-        for some in apart:
-            yield from parquet.iter_batches(_BATCH_ROWS, row_groups=some, columns=columns)
-
+    batches = partial(batches_of, parquet, _BATCH_ROWS)
     return ArrowTable(file, schema, batches, size, lambda: hash_files([Path(file)]))
+
+
+def batches_of(parquet: pq.ParquetFile, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, at most so many at once; None: all columns."""
+    groups = range(parquet.num_row_groups)
+    # Arrow joins no dictionaries of different row groups inside lists and structs (polars' Categorical).
+    apart = [[group] for group in groups] if any(map(holds_dictionary, parquet.schema_arrow.types)) else [[*groups]]
+    for some in apart:
+        yield from parquet.iter_batches(rows, row_groups=some, columns=columns)
 
 
 def _open_hub(name: str) -> Table:
@@ -274,10 +278,10 @@ def _open_hub(name: str) -> Table:
     return ArrowTable(name, schema, batches, size, lambda: hash_files(files, split))
 
 
-def _holds_dictionary(column_type: pa.DataType) -> bool:
+def holds_dictionary(column_type: pa.DataType) -> bool:
     """Check whether a type holds a dictionary-encoded one at some depth below it."""
     types = [column_type.field(index).type for index in range(column_type.num_fields)]
-    return any(pa.types.is_dictionary(one) or _holds_dictionary(one) for one in types)
+    return any(pa.types.is_dictionary(one) or holds_dictionary(one) for one in types)
 
 
 def _twice(column_type: pa.DataType, path: str) -> str | None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.data.sources import no_parquet
+from agentrl.data.table import batches_of, holds_dictionary
 from agentrl.errors import DataError
 from agentrl.reward.manager import turns_text
 from agentrl.system.file_lock import FileLock, Locked
@@ -70,7 +71,7 @@ class InputRows:
                     f"{file}: the column {taken[0]} would be written, and is there already; drop or rename it"
                 )
             try:
-                self.schema = pa.unify_schemas([self.schema, schema])
+                self.schema = pa.unify_schemas([self.schema, pa.schema(map(_without_dictionaries, schema))])
             except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                 raise DataError(
                     f"{file}: its columns have other types than those of {files[0]}, and both go into one file: {error}"
@@ -90,7 +91,7 @@ class InputRows:
                 if sample.file != self._file or sample.row < self._start:
                     self._file, self._start, self._batch = sample.file, 0, pa.RecordBatch.from_pylist([])
                     parquet = pq.ParquetFile(sample.file, buffer_size=1 << 20, pre_buffer=False)
-                    self._batches = parquet.iter_batches(READ_ROWS)  # as `numbered` counts them
+                    self._batches = batches_of(parquet, READ_ROWS)
                 while sample.row >= self._start + self._batch.num_rows:
                     self._start += self._batch.num_rows
                     self._batch = next(self._batches)
@@ -108,6 +109,27 @@ class InputRows:
             for field in self.schema
         ]
         return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+def _without_dictionaries(field: pa.Field) -> pa.Field:
+    """Return a column whose lists and structs hold no dictionaries: parts with other dictionaries could not be joined.
+
+    A dictionary that is the whole column stays.
+    """
+    return field.with_type(_plain(field.type)) if holds_dictionary(field.type) else field
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if pa.types.is_struct(kind):
+        return pa.struct([kind.field(index).with_type(_plain(kind.field(index).type)) for index in range(len(kind))])
+    if pa.types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        item = kind.value_field.with_type(_plain(kind.value_type))
+        return pa.list_(item) if pa.types.is_list(kind) else pa.large_list(item)
+    return kind
 
 
 def _schema(file: str) -> pa.Schema:

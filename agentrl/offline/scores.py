@@ -6,6 +6,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar, cast
 
 from agentrl.config.sections.offline import EvaluateConfig
@@ -19,7 +20,8 @@ from agentrl.reward import RewardManager, score_all
 from agentrl.reward.scorer import Verdict
 from agentrl.system.quota import run_concurrently
 from agentrl.trajectory import Message, Status, Trajectory, Turn
-from agentrl.trajectory.parquet import LONGEST_TRUTH, from_row
+from agentrl.trajectory.parquet import LONGEST_TRUTH
+from agentrl.trajectory.parquet import trajectory_of as recorded
 from agentrl.trajectory.sample import AGENT_ALIASES, Sample
 
 T = TypeVar("T")
@@ -143,6 +145,9 @@ class ResponseFiles(ResponseRows):
         texts = (found or [None]) if isinstance(found, list) else [found]
         if not all(isinstance(text, str | None) for text in texts):
             raise Unfit(f"column {self._response_key}", "text, or a list of texts", found)
+        if isinstance(records, list) and not all(isinstance(one, dict) and one.get("uid") for one in records):
+            expected = "records as agentrl.generate writes them (rename the column if it holds something else)"
+            raise Unfit(f"column {RECORDS}", expected, records)
         if isinstance(records, list) and len(records) != len(texts):
             expected = f"a record for each of the {len(texts)} responses in the column {self._response_key}"
             raise Unfit(f"column {RECORDS}", expected, f"{len(records)} records")
@@ -235,7 +240,7 @@ async def _scored_together(
 def trajectory_of(row: Responses, number: int) -> Trajectory:
     """Make the trajectory of one response: its record, or what its text alone says."""
     if row.records is not None:
-        record = from_row(dict(row.records[number]))
+        record = recorded(row.records[number], Path(row.sample.file), row.sample.row)
         # What failed and yet has a text failed when it was scored.
         status = Status.COMPLETED if record.status is Status.FAILED else record.status
         return replace(record, status=status, failure=None, failure_cause=None, score=None, score_extra={})

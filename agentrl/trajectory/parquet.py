@@ -254,7 +254,7 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict
         with pq.ParquetFile(path, pre_buffer=False) as file:
             for batch in file.iter_batches(READ_ROWS, columns=None if columns is None else list(columns)):
                 yield from pa.Table.from_batches([batch]).to_pylist(maps_as_pydicts="strict")
-    except (OSError, KeyError, pa.ArrowException) as error:
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:  # a map with a key twice, text that is no UTF-8
         raise _unreadable(path, error) from error
 
 

@@ -158,3 +158,8 @@ def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str],
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--source", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]) == 2
     assert str(tmp_path / "nowhere" / "train.jsonl") in capsys.readouterr().err
+
+
+def test_columns_are_those_of_all_rows(tmp_path: Path) -> None:
+    write_splits({tmp_path / "rows.parquet": [{"a": 1}, {"a": 2, "b": 3}]})
+    assert pq.read_table(tmp_path / "rows.parquet").to_pylist() == [{"a": 1, "b": None}, {"a": 2, "b": 3}]

@@ -205,3 +205,11 @@ async def test_an_error_ends_the_scorers_beside_it_before_what_they_use_is_close
         await score_chunk(chunk, reward, count=False)
     assert load_file(str(tmp_path / "mine.py")).running == []
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("column", [[{"a": 1}], ["x"], [{"uid": "x"}]], ids=["struct", "text", "part"])
+def test_records_that_are_something_else_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], column: list[object]
+) -> None:
+    rows = file(tmp_path / "rows.parquet", [row("#### 72", trajectories=column)])
+    fails([f"data.path={rows}"], capsys, "rows.parquet, row 0", "agentrl.")

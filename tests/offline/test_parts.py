@@ -15,8 +15,9 @@ from agentrl.config.sections.offline import GenerateConfig
 from agentrl.errors import DataError
 from agentrl.offline.decisive import decisive
 from agentrl.offline.generate import IDLE, ROLLOUT
-from agentrl.offline.responses import Parts
+from agentrl.offline.responses import InputRows, Parts
 from agentrl.system.json_value import JSON
+from agentrl.trajectory.sample import Sample
 from tests.forked import forked
 from tests.naming import naming
 
@@ -114,3 +115,21 @@ def test_the_content_of_files_that_keys_name_is_compared(tmp_path: Path, monkeyp
 def config_of(keys: Mapping[str, JSON]) -> GenerateConfig:
     own: dict[str, JSON] = {"data.path": "rows", "data.output_path": "out", "actor_rollout_ref.model.path": "model"}
     return GenerateConfig.model_validate(nested({**own, **keys}))
+
+
+def test_rows_with_dictionaries_in_structs_are_joined(tmp_path: Path) -> None:
+    """As polars writes categories: each row group has a dictionary of its own."""
+    source, output = tmp_path / "rows.parquet", tmp_path / "out.parquet"
+    words = [pa.array(list(text)).dictionary_encode() for text in ("aab", "ccd")]
+    groups = [pa.table({"word": one, "info": pa.StructArray.from_arrays([one], ["word"])}) for one in words]
+    with pq.ParquetWriter(source, groups[0].schema) as writer:
+        for group in groups:
+            writer.write_table(group)
+    rows = InputRows([str(source)], ())
+    samples = [Sample([], "x", "", file=str(source), row=number) for number in range(6)]
+    with Parts(output, {}) as parts:
+        for some in (samples[:2], samples[2:4], samples[4:]):
+            parts.add(rows.take(some))
+        parts.publish()
+    assert [row["info"]["word"] for row in pq.read_table(output).to_pylist()] == list("aabccd")
+    assert pq.read_table(output)["word"].to_pylist() == list("aabccd")
