@@ -265,7 +265,8 @@ def _behind_reasoning(chat: Chat, turn: Message, tools: Sequence[ToolSchema] | N
     if stop is not None and str(answer["content"]) not in chat.decode(whole[shared:stop]):
         return [*reasoning, *whole[shared : stop + 1]]
     # Nothing that is written ends the turn: EOS does, where the template writes on.
-    eos = chat.stop_token_ids[-1]
+    eos = chat.tokenizer.eos_token_id
+    eos = chat.stop_token_ids[-1] if eos is None else eos
     goes_on = chat.decode(chat.bridge([*prompt, eos], [answer], tools))
     text = chat.decode(chat.format.render([QUESTION, turn, answer], tools, True)[shared:])
     return [*reasoning, *chat.encode_markup(text.removesuffix(goes_on)), eos]

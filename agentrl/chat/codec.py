@@ -7,11 +7,14 @@ ordinary text, and decoding gives the text back.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl.errors import ConfigError
 from agentrl.system.json_value import map_texts
 from agentrl.system.threads import LONG_TEXT
 
@@ -150,6 +153,15 @@ class Codec:
             begin = end
 
     @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a text: those that the model's generation config names, and the tokenizer's EOS as the last.
+
+        Servers and `generate` stop at each of them, whatever the chat template writes.
+        """
+        named, eos = _named_ends(self.tokenizer.name_or_path), self.tokenizer.eos_token_id
+        return (*(id for id in named if id in self.added_ids and id != eos), *(() if eos is None else (eos,)))
+
+    @cached_property
     def longest_token(self) -> int | None:
         """Number of characters, blanks left out, that one token stands for at most; None where text may be dropped."""
         if self._backend is None:
@@ -205,6 +217,26 @@ class Codec:
         ids = [self.added[token]] if token else []
         parts = [*alone, *ids, *alone, *ids, *self._encode_whole(" " + text)]
         return list(whole) == parts and self.decode([*alone, *alone]) == text + text
+
+
+def _named_ends(path: str) -> list[int]:
+    """Read the ends that the generation config of the model at `path` names; none where it has no such file.
+
+    Raises ConfigError where the file cannot be read.
+    """
+    from transformers.utils import GENERATION_CONFIG_NAME, cached_file
+
+    absent = ("missing_entries", "gated_repo", "connection_errors")
+    file = cached_file(path, GENERATION_CONFIG_NAME, **{f"_raise_exceptions_for_{kind}": False for kind in absent})
+    if file is None:
+        return []
+    try:
+        found = json.loads(Path(file).read_text(encoding="utf-8"))
+        # A file that was made of config.json may name the default of a class of models, whose vocabulary is another.
+        ends = None if found.get("_from_model_config") else found.get("eos_token_id")
+        return [int(id) for id in (ends if isinstance(ends, list) else [] if ends is None else [ends])]
+    except (OSError, ValueError, TypeError, AttributeError) as fault:
+        raise ConfigError(f"{file}: expected JSON whose eos_token_id is an id or a list of ids: {fault}") from fault
 
 
 def _is_lossless(normalizer: Normalizer | None) -> bool:

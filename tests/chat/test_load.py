@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from tests.chat import templates
 from tests.chat.conftest import TEMPLATES
 from tests.chat.conversations import TOOLS
-from tests.chat.vocabularies import QWEN, save_tokenizer
+from tests.chat.vocabularies import LLAMA, QWEN, save_tokenizer
 from tests.naming import naming
 
 AUTO = {
@@ -43,6 +43,42 @@ def test_auto_knows_the_calls_of_llama_4(tmp_path: Path) -> None:
     chat = Chat.from_pretrained(save_tokenizer(tmp_path, names.values(), "<|eot|>", template))
     assert chat.format.name == "template:llama3_json"
     start_up_check(chat, [{"role": "user", "content": "u"}], TOOLS)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    return save_tokenizer(tmp_path, (*LLAMA, "<|python_tag|>"), "<|eot_id|>", templates.LLAMA)
+
+
+def test_a_turn_ends_at_each_end_that_the_model_names(llama: str, tmp_path: Path) -> None:
+    """Llama 3 ends a call with a token that its template does not write, and servers stop there, too."""
+    tokenizer = load_tokenizer(llama, None, trust_remote_code=False)
+    last, eom, eot = tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"])
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [last, eom, eot, 5, 10**6]}))
+    chat = Chat.from_pretrained(llama)
+    assert chat.stop_token_ids == (eot, last, eom)
+    called = '{"name": "calculator", "parameters": {"expression": "1"}}'
+    for text in (called, f"<|python_tag|>{called}"):
+        turn = chat.encode_markup(f"{text}<|eom_id|>")
+        assert turn[-1] == eom
+        read = chat.parse(turn, TOOLS)
+        assert [(one.name, one.arguments) for one in read.calls] == [("calculator", {"expression": "1"})]
+        ids = [*chat.render([{"role": "user", "content": "u"}], TOOLS), *turn]
+        answer = chat.decode(chat.bridge(ids, [{"role": "tool", "content": "1"}], TOOLS))
+        assert answer.startswith("<|start_header_id|>ipython")
+    assert chat.parse(chat.encode_markup("<|python_tag|>print(1)<|eom_id|>"), TOOLS).calls == ()
+
+
+def test_ends_of_a_class_of_models_are_no_ends_of_the_vocabulary(llama: str, tmp_path: Path) -> None:
+    """transformers writes such a file for a model that was published without one."""
+    stops = Chat.from_pretrained(llama).stop_token_ids
+    begin = load_tokenizer(llama, None, trust_remote_code=False).convert_tokens_to_ids("<|begin_of_text|>")
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": begin, "_from_model_config": True}))
+    assert Chat.from_pretrained(llama).stop_token_ids == stops
+    file.write_text('{"eos_token_id": "<|eom_id|>"}')
+    with naming(ConfigError, "generation_config.json", "eos_token_id", "<|eom_id|>"):
+        Chat.from_pretrained(llama)
 
 
 @pytest.fixture

@@ -185,6 +185,7 @@ def test_turns_that_begin_with_other_blanks_than_the_prompt_are_learnt_after_it(
         ('<|python_start|><|python_end|>{"name": "f", "parameters": {"x": 1}}{"name": "g"}', ["f", "g"]),
         ('<|python_start|>{"name": "f"}<|python_end|>', ["f"]),
         ('{"name": "f"}', ["f"]),
+        (r'{"name": "\ud83d\ude00"}', ["😀"]),
         ('<|python_start|>So.<|python_end|>{"name": "f"}', "text before the calls: 'So.'"),
         ('{"name": "f"} so', "the calls are not valid JSON: no literal at character 13"),
     ],

@@ -40,7 +40,11 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
-_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_ESCAPE = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|u([dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|[0-9a-fA-F]{4})"
+    r"|U([0-9a-fA-F]{8})|(.))",
+    re.DOTALL,
+)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "/": "/", "\\": "\\", "'": "'", '"': '"', "\n": ""}
 
 
@@ -271,7 +275,8 @@ def _unescape(escape: re.Match[str]) -> str:
     code = escape[1] or escape[2] or escape[3]
     if not code:
         return _ESCAPED.get(escape[4], escape[0])
-    point = int(code, 16)
+    high, pair, low = code.partition("\\u")
+    point = int(high, 16) if not pair else 0x10000 + (int(high, 16) - 0xD800) * 0x400 + int(low, 16) - 0xDC00
     if point > sys.maxunicode or 0xD800 <= point < 0xE000:  # a half of a surrogate pair could not be encoded later
         raise ValueError(f"{escape[0]} is no character")
     return chr(point)

@@ -55,9 +55,7 @@ class FamilyFormat:
             ) from fault
         self._renderer.effective_thinking_retention = "all"
         self._stops = frozenset(self._renderer.get_stop_token_ids())
-        eos = codec.tokenizer.eos_token_id
-        stops = [*self._renderer.get_stop_token_ids(), *([] if eos is None else [eos])]
-        self.stop_token_ids = tuple(dict.fromkeys(stops))
+        self.stop_token_ids = tuple(dict.fromkeys([*self._renderer.get_stop_token_ids(), *codec.ends]))
         self._prompt = self._generation_prompt()
         reply, self.tail = self._reply_and_tail()
         self._closes = reply[-1] in self._stops
@@ -65,7 +63,7 @@ class FamilyFormat:
         self._open_reply = reply[:-1] if self._closes else reply
         shared = _shared_format(family)
         self.names_in_call_ids, self.ids_by_turn = shared.names_in_ids, False
-        self.shown = shared.shown
+        self.shown, self.reasoning = shared.shown, shared.reasoning
         starts_in_reasoning = codec.decode(self._prompt).rstrip().endswith(shared.reasoning[0].rstrip())
         self._parser = CallParser(codec, shared, starts_in_reasoning=starts_in_reasoning)
         self._shapes = Shapes()

@@ -1,6 +1,7 @@
 """Calls in JSON without markers: a whole message that is an object with a name (Llama 3) or an array (xLAM).
 
-Llama 4 may write markers before its objects. Nemotron Nano has the array in `<TOOLCALL>`, Granite 3 after a marker.
+Llama 3 may write a token before its object, Llama 4 markers before its objects. Nemotron Nano has the array in
+`<TOOLCALL>`, Granite 3 after a marker.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from agentrl.chat.formats.mistral import json_list
 from agentrl.chat.formats.parsers import CallFormat, Found
 from agentrl.tool import ToolSchema
 
+PYTHON_TAG = "<|python_tag|>"
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
+
+
+def object_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
+    """Read an object, after Llama 3's token or alone."""
+    return json_body(body.removeprefix(PYTHON_TAG), tools)
 
 
 def array_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
@@ -39,7 +46,7 @@ def objects_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
 
 def is_call(message: str) -> bool:
     """Say whether a whole message, which has no markers, is or tries to be a call."""
-    return message.startswith("{") and '"name"' in message
+    return message.removeprefix(PYTHON_TAG).lstrip().startswith("{") and '"name"' in message
 
 
 def is_array(message: str) -> bool:
@@ -48,7 +55,13 @@ def is_array(message: str) -> bool:
 
 
 FORMAT = CallFormat(
-    "", "", json_body, is_call=is_call, begins=("{",), signs=("ipython", '"parameters"'), families=("llama-3",)
+    "",
+    "",
+    object_body,
+    is_call=is_call,
+    begins=("{", PYTHON_TAG),
+    signs=("ipython", '"parameters"'),
+    families=("llama-3",),
 )
 """`ipython` is the role of tool answers, with any tokens around roles."""
 LLAMA4 = CallFormat(

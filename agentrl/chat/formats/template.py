@@ -277,7 +277,7 @@ class TemplateFormat:
         if token and self._codec.added[token] in self.stop_token_ids:
             return self._codec.encode(turn + lead + token)
         # Nothing is written between turns, so that a token which ends calls only would not end this one.
-        return [*self._codec.encode(turn), *self.stop_token_ids[-1:]]
+        return [*self._codec.encode(turn), *(self._codec.ends or self.stop_token_ids)[-1:]]
 
     def written_call(self) -> str:
         """Write a turn with a made-up call as a policy would sample it; the text after the question where a prompt has
@@ -564,7 +564,7 @@ class TemplateFormat:
             ) from fault
 
     def _stop_tokens(self) -> tuple[int, ...]:
-        """Find the tokens that end turns of each kind, or that open the next turn; and the tokenizer's EOS."""
+        """Find the tokens that end turns of each kind, or that open the next turn; and the model's own ends."""
         stops: list[int] = []
         for end, following in ((self._plain, USER), (self._calling, TOOL_ANSWER)):
             if isinstance(end, TurnEnd) and end.sampled:
@@ -576,8 +576,7 @@ class TemplateFormat:
                 # Templates without tool answers write no text for them.
                 if token and content_text(following["content"]) in rest:
                     stops.append(self._codec.added[token])
-        eos = self._codec.tokenizer.eos_token_id
-        return tuple(dict.fromkeys([*stops, *([] if eos is None else [eos])]))
+        return tuple(dict.fromkeys([*stops, *self._codec.ends]))
 
     def _where(self) -> str:
         return f"the chat template of {self._codec.tokenizer.name_or_path or 'the tokenizer'}"
