@@ -224,10 +224,15 @@ def _named_ends(path: str) -> list[int]:
 
     Raises ConfigError where the file cannot be read.
     """
-    from transformers.utils import GENERATION_CONFIG_NAME, cached_file
+    from transformers.utils.hub import cached_file
 
     absent = ("missing_entries", "gated_repo", "connection_errors")
-    file = cached_file(path, GENERATION_CONFIG_NAME, **{f"_raise_exceptions_for_{kind}": False for kind in absent})
+    try:
+        file = cached_file(
+            path, "generation_config.json", **{f"_raise_exceptions_for_{kind}": False for kind in absent}
+        )
+    except OSError:  # The name is none of the hub's.
+        return []
     if file is None:
         return []
     try:
