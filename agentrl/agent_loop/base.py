@@ -217,7 +217,8 @@ class Episode:
     listener: Listener | None = None
     """Hears the ids of its turns as they are sampled, where the engine tells them."""
     sampled_texts: set[str] = field(default_factory=set)
-    """Texts and reasoning that the policy sampled in this trajectory, branches included."""
+    """Texts and reasoning of the policy in this trajectory, branches included, that have tokens of a turn in them which
+    it sampled: rendered again, their spellings stand for the tokens."""
     last_message: Message | None = None
     """Message of `last_turn` in the trajectory."""
     early_calls: list[ToolCallRecord] = field(default_factory=list)
@@ -391,7 +392,7 @@ class Episode:
             self.early_calls = []
         self.assistant_turns += 1
         self.last_message = message.to_message()
-        self.sampled_texts |= {message.text, message.reasoning or ""}
+        self.sampled_texts |= chat.spelled_by_tokens([message.text, message.reasoning or ""], generation.ids)
         self._add_messages([self.last_message])
         return Reply(message, generation.finish_reason, generation.finish_reason.matched in chat.media_token_ids)
 

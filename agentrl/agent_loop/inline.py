@@ -32,6 +32,14 @@ class InlineLoop(AgentLoop):
     async def respond(self, episode: Episode, reply: Reply, record: ToolCallRecord, last: bool) -> bool:
         """Append the result of the call; `last`: with the request for a final answer. Returns whether there is room."""
 
+    def said(self, episode: Episode, reply: Reply) -> str:
+        """Return the text of the turn just sampled, for `action`, for scorers and for people.
+
+        A chat format reads a turn as if it began there. Where prompts open reasoning, it takes all that follows an
+        observation for reasoning: such a turn's text is what was written.
+        """
+        return reply.message.text or as_written(episode)
+
     async def run(self, episode: Episode) -> None:
         await episode.open_tools(images=False)
         await episode.start(*self.first_prompt(episode.sample, episode.context.tools.schemas))
@@ -42,7 +50,7 @@ class InlineLoop(AgentLoop):
         if episode.budget_left <= 0:
             return Status.LENGTH
         while True:
-            reply = await episode.generate(stop=self.stops)
+            reply = await self._generate(episode)
             if (ended := after_turn(episode, reply)) is not None:
                 return ended
             call = self.action(episode, reply)
@@ -61,11 +69,23 @@ class InlineLoop(AgentLoop):
             if at_limit:
                 return await self._last_answer(episode) if last else Status.TURN_LIMIT
 
-    async def _last_answer(self, episode: Episode) -> Status:
+    async def _generate(self, episode: Episode) -> Reply:
         reply = await episode.generate(stop=self.stops)
+        episode.trajectory.turns[-1].text = self.said(episode, reply)
+        return reply
+
+    async def _last_answer(self, episode: Episode) -> Status:
+        reply = await self._generate(episode)
         if (ended := after_turn(episode, reply)) is not None:
             return ended
         return Status.COMPLETED if self.action(episode, reply) is None else Status.TURN_LIMIT
+
+
+def as_written(episode: Episode) -> str:
+    """Decode the turn just sampled, without its stop token."""
+    turn, chat = episode.trajectory.turns[-1], episode.context.chat
+    ids = episode.transcript.ids[turn.start : turn.end]
+    return chat.decode(ids[:-1] if ids and ids[-1] in chat.stop_token_ids else ids)
 
 
 def with_system(prompt: list[Message], system: str) -> list[Message]:

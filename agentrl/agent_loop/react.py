@@ -38,7 +38,7 @@ class ReactLoop(InlineLoop):
         return with_system(sample.prompt, _template(self.prompts, "system").render(tools=functions)), []
 
     def action(self, episode: Episode, reply: Reply) -> ParsedCall | None:
-        return parse_action(reply) if reply.finish_reason.matched == STOP else None
+        return parse_action(episode.trajectory.turns[-1].text) if reply.finish_reason.matched == STOP else None
 
     async def respond(self, episode: Episode, reply: Reply, record: ToolCallRecord, last: bool) -> bool:
         if last:
@@ -54,9 +54,8 @@ def _template(folder: Path, name: str) -> jinja2.Template:
     return environment.get_template(f"react_{name}.jinja2")
 
 
-def parse_action(reply: Reply) -> ParsedCall:
+def parse_action(text: str) -> ParsedCall:
     """Read the last `Action:` and `Action Input:` of a turn that stopped at `Observation:`."""
-    text = reply.message.text
     if STOP in text:
         text = text[: text.rindex(STOP)]  # the token that completed it may spell more, such as a line's end
     actions = list(_ACTION.finditer(text))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from agentrl.agent_loop.base import Episode, Reply
-from agentrl.agent_loop.inline import InlineLoop, with_system
+from agentrl.agent_loop.inline import InlineLoop, as_written, with_system
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
 from agentrl.chat import ParsedCall
 from agentrl.errors import ConfigError
@@ -72,10 +72,12 @@ class TaggedLoop(InlineLoop):
                     "actor_rollout_ref.rollout.multi_turn.tool_config_path"
                 )
 
+    def said(self, episode: Episode, reply: Reply) -> str:
+        """Return what was written: no part is a message's reasoning or call, to which the chat format may assign it."""
+        return as_written(episode)
+
     def action(self, episode: Episode, reply: Reply) -> ParsedCall | None:
-        turn = episode.trajectory.turns[-1]
-        # As it was written: no part of it is a message's reasoning or call, to which the chat format may assign it.
-        said = turn.text = _said(episode, turn.start, turn.end)
+        said = episode.trajectory.turns[-1].text
         stop = str(reply.finish_reason.matched)
         if stop == f"</{_FINAL}>":
             return None
@@ -109,13 +111,6 @@ class TaggedLoop(InlineLoop):
         else:
             shown = f"\n\n{record.response}\n\n"
         return await episode.observe_text(f"{shown}{request}\n\n" if last else shown)
-
-
-def _said(episode: Episode, start: int, end: int) -> str:
-    chat, ids = episode.context.chat, episode.transcript.ids[start:end]
-    if ids and ids[-1] in chat.stop_token_ids:
-        ids = ids[:-1]
-    return chat.decode(ids)
 
 
 class SearchR1Loop(TaggedLoop):

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from functools import cached_property
@@ -30,7 +30,7 @@ from agentrl.chat.coverage import (
 from agentrl.chat.formats.format import Format
 from agentrl.chat.formats.growing import GrowingTurn
 from agentrl.chat.formats.parsers import THINK, THINK_END
-from agentrl.chat.message import AssistantMessage, normalise, with_named_ids
+from agentrl.chat.message import AssistantMessage, normalise, with_broken_calls_as_text, with_named_ids
 from agentrl.chat.vision import Vision
 from agentrl.config.sections.model import PlainModelConfig
 from agentrl.errors import ConfigError, DataError
@@ -153,8 +153,8 @@ class Chat:
         known = self._prompts.pop(key, None)  # One step, and put back as the newest: another thread may render, too.
         if known is None:
             pictures = self._pictures(messages)
-            prepared = self.prepared(messages, own)
-            ids = self._expanded(self.format.render(prepared, canonical, True), pictures)
+            prepared, ids = self._written(self.prepared(messages, own), canonical)
+            ids = self._expanded(ids, pictures)
             remarks = (*self._check_prompt(messages, prepared, canonical), *_replaced(self._codec, key[0]))
             remarks += (SPELLED,) if len(self._spelling(messages)) > len(own) else ()
             known = (canonical, ids, remarks)
@@ -164,6 +164,17 @@ class Chat:
                 self._prompts.popitem(last=False)
         self.remarks.update(known[2])
         return list(known[1])
+
+    def _written(self, prepared: list[Message], tools: list[ToolSchema] | None) -> tuple[list[Message], list[int]]:
+        """Render messages, and return them as they are written: where a template refuses them for a broken call of the
+        policy's, the call is text of its turn."""
+        try:
+            return prepared, self.format.render(prepared, tools, True)
+        except ConfigError:
+            plain = with_broken_calls_as_text(prepared)
+            if plain == prepared:
+                raise
+            return plain, self.format.render(plain, tools, True)
 
     def most_characters(self, tokens: int) -> int | None:
         """Number of characters, blanks left out, that a text of `tokens` tokens has at most; None: any number."""
@@ -404,14 +415,34 @@ class Chat:
         return known
 
     @cached_property
+    def _turn_tokens(self) -> frozenset[str]:
+        """Control tokens that no foreign text of an assistant becomes. They are special in the tokenizer, end a turn,
+        or stand around a turn in the template, but for the marks of reasoning."""
+        tokens, marks = {*self._codec.special, *map(self._codec.decode_one, self.stop_token_ids)}, {THINK, THINK_END}
+        for reasoning in getattr(self.format, "reasoning", ()):
+            marks |= {*self._codec.split(reasoning)[1::2]} - self._codec.special
+        asked, answer = Message(role="user", content="a"), Message(role="assistant", content="a")
+        for turns in ([asked], [asked, answer, asked]):
+            for generation in (False, True):
+                with suppress(ConfigError, ValueError):
+                    tokens |= {*self._codec.split(self.decode(self.format.render(turns, None, generation)))[1::2]}
+        return frozenset((tokens & self._codec.added.keys()) - marks)
+
+    @cached_property
     def _turn_starts(self) -> re.Pattern[str]:
-        """Pattern of the control tokens that no foreign text of an assistant becomes. They are special in the
-        tokenizer, end a turn, or stand around a user's turn in the template."""
-        tokens = {*self._codec.special, *(self.decode([id]) for id in self.stop_token_ids)}
-        with suppress(ConfigError, ValueError):
-            written = self.decode(self.format.render([{"role": "user", "content": "a"}], None, False))
-            tokens |= {*self._codec.split(written)[1::2]}
-        return starts_of((tokens & self._codec.added.keys()) - {THINK, THINK_END})
+        return starts_of(self._turn_tokens)
+
+    def spelled_by_tokens(self, texts: Iterable[str], ids: Sequence[int]) -> set[str]:
+        """Choose the texts of the sampled turn `ids` that spell tokens of a turn, where these tokens were sampled.
+
+        Where the policy spelled such a token by others, it would forge a turn when its text is rendered.
+        """
+        spelling = {text for text in texts if self._codec.guard(text, self._turn_starts) != text}
+        if not spelling:
+            return spelling
+        own = {self._codec.added[token] for token in self._turn_tokens}
+        spelled = [token for token in self._codec.split(self.decode(ids))[1::2] if token in self._turn_tokens]
+        return spelling if len(spelled) == sum(id in own for id in ids) else set()
 
     def _spelling(self, messages: Sequence[Message]) -> list[str]:
         """List the texts of assistants that spell a control token of a turn."""
@@ -457,7 +488,7 @@ def write_again(
     prepared, canonical = chat.prepared(messages), chat._canonical(tools)
     if after:
         return chat.format.bridge(after, prepared, canonical)
-    return chat.format.render(prepared, canonical, True)
+    return chat._written(prepared, canonical)[1]
 
 
 def _replaced(codec: Codec, text: str) -> tuple[str, ...]:

@@ -162,6 +162,29 @@ def _normalise_call(call: ToolCall) -> ToolCall:
     return out
 
 
+def with_broken_calls_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Write calls whose arguments are no object into the text of their turns, as the policy wrote them."""
+    out: list[Message] = []
+    for message in messages:
+        calls = message.get("tool_calls", ())
+        whole = [call for call in calls if not isinstance(call["function"].get("arguments"), str)]
+        if len(whole) < len(calls):
+            texts = [
+                content_text(message["content"]),
+                *(_as_text(call["function"]) for call in calls if call not in whole),
+            ]
+            message = {**message, "content": "\n".join(filter(None, texts)), "tool_calls": whole}
+            if not whole:
+                del message["tool_calls"]
+        out.append(message)
+    return out
+
+
+def _as_text(function: FunctionCall) -> str:
+    name, text = function.get("name", ""), str(function.get("arguments"))
+    return text if name in text else f"{name} {text}"
+
+
 def with_named_ids(messages: Sequence[Message], *, by_turn: bool = False) -> list[Message]:
     """Rewrite call ids, and answers' references to them, as `functions.NAME:INDEX` (Kimi K2); such ids stay.
 

@@ -510,7 +510,9 @@ class Session:
         if read is not reply.message:
             branch.episode.messages[-1] = _begun_by(begun, read).to_message()
         message = _cut(read, reply)
-        self.episode.sampled_texts.add(message.text)
+        if (turn := branch.episode.last_turn) is not None:
+            ids = branch.episode.transcript.ids[turn.start : turn.end]
+            self.episode.sampled_texts |= branch.episode.context.chat.spelled_by_tokens([message.text], ids)
         self._replies += 1
         sent = assistant_message(message, [f"c{self._replies:04d}{index:04d}" for index in range(len(message.calls))])
         defaults = defaults_of(branch.episode.tools or ())

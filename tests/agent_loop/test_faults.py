@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.agent_loop import AgentLoop, Episode, Reply, Request
+from agentrl.agent_loop import AgentLoop, Episode, Request
 from agentrl.agent_loop.react import parse_action
-from agentrl.chat import AssistantMessage
-from agentrl.engines.contract import FinishReason, Generation, RequestError, SamplingParams
+from agentrl.engines.contract import Generation, RequestError, SamplingParams
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.tool import Schema, Tool, ToolResponse
@@ -175,7 +174,7 @@ async def test_a_forced_final_answer_is_judged_by_the_interaction(bench: MakeBen
 
 
 def action(text: str) -> dict[str, Any] | None:
-    return parse_action(Reply(AssistantMessage(text), FinishReason("stop", "Observation:"))).arguments
+    return parse_action(text).arguments
 
 
 def test_react_reads_the_action_whatever_stands_behind_the_stop() -> None:

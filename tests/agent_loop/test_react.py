@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from agentrl.chat import Chat
 from agentrl.tool import ErrorKind
 from agentrl.trajectory import Status
 from tests.agent_loop.conftest import Bench, sample
 from tests.agent_loop.test_tool_agent import add, check_record
+from tests.chat.templates import OPENS_REASONING
+from tests.chat.vocabularies import QWEN, save_tokenizer
 
 MakeBench = Callable[..., Bench]
 
@@ -55,6 +60,21 @@ async def test_the_turn_limit_asks_for_a_final_answer(bench: MakeBench) -> None:
     assert t.status is Status.COMPLETED
     assert t.score == 1.0
     assert b.chat.decode(t.transcripts[0].ids).count("Final Answer:") == 2
+
+
+async def test_turns_after_an_observation_are_read_where_prompts_open_reasoning(
+    bench: MakeBench, tmp_path: Path
+) -> None:
+    """The chat format would take all that follows an observation for reasoning that is not closed."""
+    chat = Chat.from_pretrained(save_tokenizer(tmp_path, QWEN, "<|im_end|>", OPENS_REASONING))
+    first = "Hm.\n</think>\n\n" + act("add", '{"a": 1, "b": 1}')
+    b = bench([first, act("add", '{"a": 2, "b": 3}'), " So\n#### 5"], [add])
+    b.chat = b.engine.chat = chat
+    b.scheduler.context = replace(b.scheduler.context, chat=chat)
+    (t,) = await b.run(sample("react"))
+    assert [call.response for call in t.tool_calls] == ["2", "5"]
+    assert t.turns[0].text.startswith("Thought:")
+    assert (t.turns[-1].text, t.score) == (" So\n#### 5", 1.0)
 
 
 async def test_special_token_text_in_an_observation_stays_text(bench: MakeBench) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from agentrl.chat import Chat, Drift
+from agentrl.errors import ConfigError
 from agentrl.trajectory import Message
 from tests.chat.conversations import GO_ON, TOOLS, answers, assistant, conversation, sampled_turns
 
@@ -35,6 +36,23 @@ def test_a_malformed_call_that_the_template_cannot_write_is_a_fork(make_chat: Ca
     sampled = [*chat._codec.encode("<tool_call>oops</tool_call>"), chat.stop_token_ids[0]]
     message = chat.parse(sampled, TOOLS).to_message()
     assert chat.drift([*chat.render(prompt, TOOLS), *sampled], [*prompt, message], TOOLS) is Drift.FORK
+
+
+def test_a_malformed_call_that_the_template_cannot_write_is_text_of_its_turn(make_chat: Callable[..., Chat]) -> None:
+    """A conversation goes on with it in another transcript, e.g. from a summary."""
+    chat = make_chat("coder")
+    said = chat._codec.encode("Hm.\n<tool_call><function=calculator><|im_end|></tool_call>")
+    message = chat.parse([*said, chat.stop_token_ids[0]], TOOLS).to_message()
+    good = assistant("", 1)
+    whole = [*conversation(), good, *answers(1), message, {"role": "tool", "content": "Error"}, GO_ON]
+    text = chat.decode(ids := chat.render(whole, TOOLS))
+    assert "Hm.\n<function=calculator><|im_end|>" in text and text.count("</tool_call>") == 2
+    ends = chat._codec.added["<|im_end|>"]
+    assert ids.count(ends) == chat.render(
+        [*whole[:-3], {"role": "assistant", "content": "Hm."}, *whole[-2:]], TOOLS
+    ).count(ends)
+    with pytest.raises(ConfigError, match="items"):
+        chat.format.render(chat.prepared(whole), TOOLS, True)
 
 
 def test_first_prompt_is_remembered_by_content(make_chat: Callable[..., Chat]) -> None:
