@@ -90,6 +90,16 @@ async def test_what_other_devices_run_does_the_same(model: PreTrainedModel, monk
     assert await dialogues(engine_of(model), 24) == ours
 
 
+async def test_a_session_goes_back_to_what_it_has_in_common_with_another(model: PreTrainedModel) -> None:
+    """The beginning of another session's prompt is shared, and no state after its last token is known."""
+    engine, begin = engine_of(model), prompt_of(40)
+    await engine.generate([*begin, 5, 6, 7], SamplingParams(4, seed=1), "t/0/1.0")
+    other = await engine.generate([*begin, 8, 9], SamplingParams(4, seed=1), "t/0/1.0.1")
+    assert other.cached_tokens == len(begin)
+    found = await engine.generate(begin, SamplingParams(4, seed=1), "t/0/1.0.1")
+    assert found.ids == (await engine.generate(begin, SamplingParams(4, seed=1), "alone")).ids
+
+
 @pytest.mark.slice(6, "matrix")
 class TestBlockedContract(TestEmbeddedContract):
     """The contract with blocked weights, which tiny models do not have by themselves."""

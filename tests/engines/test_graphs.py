@@ -48,6 +48,17 @@ class TestContractOverPages(EngineContract):
         await engine.close()
 
 
+async def test_a_request_is_not_taken_for_another_that_has_ended(model: PreTrainedModel) -> None:
+    """Its object may lie where an ended request's did; it waited then until the others of that batch had ended."""
+    engine = EmbeddedEngine(model, max_num_seqs=8, max_model_len=512, graphs=True)
+    others = [asyncio.create_task(answer(engine, f"long{k}", SamplingParams(120, seed=k))) for k in range(3)]
+    for k in range(5):
+        await answer(engine, f"short{k}", SamplingParams(4, seed=k))
+        assert not any(one.done() for one in others)
+    await engine.close()
+    await asyncio.gather(*others)
+
+
 # A step is one program
 
 _READS = ("_local_scalar_dense", "nonzero", "lift_fresh", "is_nonzero", "unique", "masked_select", "item")

@@ -392,7 +392,8 @@ class SessionCache:
         session = self.sessions.setdefault(name, Session(name))
         known = len(session.ids)
         same = known if ids[:known] == session.ids else common_length(session.ids, ids)
-        if same < session.prompt_length or not session.prompt_length:
+        ends_in_cut = session.prefix is not None and session.prefix.is_cut and len(ids) == session.prompt_length
+        if same < session.prompt_length or not session.prompt_length or ends_in_cut:
             self.drop(session)
             session.prompt_length = len(ids)
             session.prompt_experts, session.experts = [], []

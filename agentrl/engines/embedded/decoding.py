@@ -161,7 +161,7 @@ class _Batch:
     ) -> None:
         self.program, self._own = program, own
         self._live = dict(enumerate(requests))
-        self.members = {id(request) for request in requests}
+        self.members = frozenset(requests)
         self.table = empty_table(program.rows, program.pages)
         pages, of_prompt = pages_of([r.session for r in requests], own, shared, program.pages)
         floats = self.table.view(np.float64)
@@ -266,7 +266,7 @@ class Decoder:
             self._batch = self._begin(running)
             launched = self._batch.launch()
         batch = self._batch
-        if batch is not None and all(id(request) in batch.members for request in running) and batch.goes_on(running):
+        if batch is not None and batch.members.issuperset(running) and batch.goes_on(running):
             self._ahead = batch.launch()
         return launched.read()
 

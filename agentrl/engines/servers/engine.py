@@ -163,6 +163,8 @@ class ServerEngine:
         failures: list[ServerFailed] = []
         while len(failures) < MAX_FAILOVERS:
             call.check_heard(done.ids)
+            if len(done.ids) == params.max_new_tokens:
+                return dataclasses.replace(done, finish_reason=FinishReason("length"), cached_tokens=cached or 0)
             server = await self._place(call)
             if server is None:
                 return done
@@ -171,6 +173,9 @@ class ServerEngine:
             call.cache_key = server.cache_key
             ours = self._server_params(server, params)
             rest = dataclasses.replace(ours, max_new_tokens=params.max_new_tokens - len(done.ids))
+            if rest.seed is not None and not self._deterministic:
+                # A server that does not count a seed's numbers by place would draw the first ones again.
+                rest = dataclasses.replace(rest, seed=rest.seed + len(done.ids))
             began = time.monotonic()
             try:
                 answer = await self._ask(call, server, prompt + done.ids, rest, version)
@@ -185,8 +190,6 @@ class ServerEngine:
             if answer is None:
                 if not params.stop:  # stop strings are looked for in what one server wrote
                     done = concatenated(done, self._arrived(call, server, version))
-                if len(done.ids) == params.max_new_tokens:
-                    return dataclasses.replace(done, finish_reason=FinishReason("length"), cached_tokens=cached or 0)
                 continue
             cached = answer.cached_tokens if cached is None else cached
             if any(span.version < version for span in answer.versions):

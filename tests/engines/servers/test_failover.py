@@ -42,7 +42,10 @@ class StandInClient:
     version: int = 0
     makes_no_sense: bool = False
     """The tokens of the one that dies cannot be trusted."""
+    aborts: int = 0
+    """Answers that it ends by itself, all tokens sampled."""
     asked: list[list[int]] = field(default_factory=list)
+    seeds: list[int | None] = field(default_factory=list)
 
     async def generate(
         self,
@@ -55,6 +58,7 @@ class StandInClient:
         images: Sequence[PlacedImage] = (),
     ) -> Generation:
         self.asked.append(list(ids))
+        self.seeds.append(params.seed)
         if self.dies is not None:
             stream = AnswerStream(partial)
             stream.add([7, 8, 9], [-1.0] * 3, str(self.version))
@@ -66,7 +70,8 @@ class StandInClient:
         count = params.max_new_tokens
         AnswerStream(partial).add([1] * count, [-1.0] * count, str(self.version))
         spans = [VersionSpan(self.version, 0, count)]
-        return Generation([1] * count, [-1.0] * count, FinishReason("length"), spans)
+        self.aborts -= 1
+        return Generation([1] * count, [-1.0] * count, FinishReason("abort" if self.aborts >= 0 else "length"), spans)
 
     async def abort(self, rid: str | None = None) -> None: ...
 
@@ -116,6 +121,25 @@ async def test_what_a_dead_server_had_sent_is_gone_on_with(versions: Sequence[in
     assert (first.asked, second.asked) == ([[5, 6]], [[5, 6, 7, 8, 9]])
     assert made.ids == heard == [7, 8, 9, *[1] * 7]
     assert made.versions == [VersionSpan(newest, 0, 3), VersionSpan(newest, 3, 10)]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_what_continues_elsewhere_has_numbers_of_its_own(deterministic: bool) -> None:
+    """A server that counts numbers by place goes on with the seed; another one would draw its first numbers again."""
+    engine, first, second = two_servers()
+    engine._deterministic = deterministic
+    await engine.generate([5, 6], SamplingParams(10, seed=1), "g/0")
+    await engine.close()
+    assert first.seeds == [1] and (second.seeds == [1]) is deterministic
+
+
+async def test_a_whole_answer_that_a_server_aborts_is_asked_for_no_more() -> None:
+    engine, first, second = two_servers()
+    first.dies, first.aborts = None, 1
+    made = await engine.generate([5, 6], SamplingParams(4), "g/0")
+    await engine.close()
+    assert (made.ids, made.finish_reason) == ([1] * 4, FinishReason("length"))
+    assert (first.asked, second.asked) == ([[5, 6]], [])
 
 
 @pytest.mark.parametrize("stop", [(), ("x",)], ids=["the server's tokens cannot be trusted", "a stop string"])
