@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
 
 from agentrl.config import Config
@@ -221,9 +222,10 @@ class Store:
         known = dict(self._link.execute("SELECT name, value FROM facts").fetchall())
         for name, value in facts.items():
             if known.get(name, value) != value:
+                found = f"{name}={known[name]:.200}"
                 raise DataError(
-                    f"{self.path}: expected sessions of {name}={value}, found a store of {name}={known[name]}. Give "
-                    "this run a folder of its own (trainer.default_local_dir), or move the file aside"
+                    f"{self.path}: expected sessions of {name}={value:.200}, found a store of {found}. Give this run "
+                    "a folder of its own (trainer.default_local_dir), or move the file aside"
                 )
         with self._transaction():
             self._link.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", list(facts.items()))
@@ -448,6 +450,11 @@ class Store:
         return (one for (id,) in ids if (one := self.find(id)) is not None)
 
 
+FACTS = ("model.path", "model.chat_template", "rollout.temperature", "rollout.multi_turn.format")
+"""Keys of `actor_rollout_ref` by which sessions were rendered and sampled, and their log-probs measured."""
+
+
 def facts_of(config: Config) -> dict[str, str]:
     """List the keys of a run that its sessions depend on, with their values."""
-    return {"actor_rollout_ref.model.path": config.actor_rollout_ref.model.path}
+    values = attrgetter(*FACTS)(config.actor_rollout_ref)
+    return {f"actor_rollout_ref.{key}": str(value) for key, value in zip(FACTS, values, strict=True)}

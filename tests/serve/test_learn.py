@@ -223,12 +223,15 @@ class TestRefusals:
             refused(main, arguments(policy_dir, tmp_path / "run", port), capsys, f"--port={port}", "already in use")
         assert not (tmp_path / "run").exists()
 
+    @pytest.mark.parametrize("fact", ["model.path=another/model", "rollout.temperature=0.5", "model.chat_template=x"])
     def test_a_store_of_another_model(
-        self, policy_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, policy_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fact: str
     ) -> None:
+        """Log-probs of its sessions hold at one temperature, and its tokens in one template."""
+        key, _, value = f"actor_rollout_ref.{fact}".partition("=")
         with contextlib.closing(Store(tmp_path / "run" / STORE_FILE)) as store:
-            store.know({"actor_rollout_ref.model.path": "another/model"})
-        refused(main, arguments(policy_dir, tmp_path / "run", 0), capsys, STORE_FILE, "model.path=another/model")
+            store.know({key: value})
+        refused(main, arguments(policy_dir, tmp_path / "run", 0), capsys, STORE_FILE, fact)
         assert [one.name for one in (tmp_path / "run").iterdir()] == [STORE_FILE]
 
     def test_a_store_of_another_version(
