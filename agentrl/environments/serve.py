@@ -61,7 +61,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2
 KEY = "AGENTRL_ENVIRONMENT_KEY"
 """Environment variable with the key that requests must bring; without it one is made and printed."""
 MARK = "AGENTRL_SIDECAR"
@@ -74,6 +74,10 @@ IDLE_SECONDS = 3600.0
 CLOSE_SECONDS = 2.0
 """Most seconds that the answer to a close waits for the user's `close`."""
 MOST_ERROR = 16 << 10
+MOST_CAUSES = 100
+"""Most errors of one chain of causes that are named."""
+MOST_LOG = 4 << 20
+"""Bytes of the log from which on all but its end are cut away."""
 REQUEST_SECONDS = 30.0
 """Seconds in which the head and the body of a request must arrive; an idle connection is closed after them, too."""
 ANSWER_SECONDS = 600.0
@@ -414,10 +418,41 @@ class Environment:
                 return _encoded(work())
         except RefusedRow as refused:
             return _encoded({"refused": str(refused)})
-        except BaseException:  # what ends this thread would leave its request without an answer
+        except BaseException as error:  # what ends this thread would leave its request without an answer
             text = traceback.format_exc()
             print(text, file=sys.stderr, flush=True)
-            return _encoded({"error": text if len(text) <= MOST_ERROR else "...\n" + text[-MOST_ERROR:]})
+            shown = text if len(text) <= MOST_ERROR else "...\n" + text[-MOST_ERROR:]
+            return _encoded({"error": shown, "raised": list(map(chain_of, leaves(error)))})
+
+
+def leaves(error: Any) -> Iterator[BaseException]:
+    """Yield the errors of a group of errors; any other error itself."""
+    if any(kind.__name__ == "BaseExceptionGroup" for kind in type(error).__mro__):  # which 3.9 does not have
+        for one in error.exceptions:
+            yield from leaves(one)
+    else:
+        yield error
+
+
+def chain_of(error: BaseException | None) -> list[dict[str, Any]]:
+    """Name the classes of an error and of those that it was raised from, apart from texts, which may be a policy's."""
+    chain: list[dict[str, Any]] = []
+    while error is not None and len(chain) < MOST_CAUSES:
+        classes = [[kind.__module__.partition(".")[0], kind.__name__] for kind in type(error).__mro__]
+        sqlite = str(getattr(error, "sqlite_errorname", ""))
+        chain.append({"classes": classes, "status": http_status(error), "sqlite": sqlite})
+        error = error.__cause__
+    return chain
+
+
+def http_status(error: BaseException) -> int | None:
+    """Find the HTTP status that an error holds, under the names of httpx, aiohttp, requests, urllib and openai."""
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status_code", "status", "code"):
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and 400 <= value <= 599:
+                return value
+    return None
 
 
 def _encoded(value: object) -> bytes:
@@ -580,12 +615,23 @@ def end_children(mark: str) -> None:
                     found = True
 
 
+def cut_log() -> None:
+    """Keep the end of a long log, the file that the starter reads its last lines of."""
+    if (size := os.fstat(2).st_size) > MOST_LOG:  # 0 for a pipe
+        end = os.pread(2, MOST_ERROR, size - MOST_ERROR)
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
+        os.write(2, end)
+
+
 def end_with(starter: int) -> None:
     """Kill this process, its group and its children when process `starter` is gone or closes our stdin."""
     while os.getppid() == starter:
         readable, _, _ = select.select([0], [], [], LOOK_EVERY)
         if readable and not os.read(0, 1):
             break
+        with suppress(OSError):
+            cut_log()
     end_children(os.environ.get(MARK, ""))
     os.killpg(0, signal.SIGKILL)
 

@@ -35,7 +35,7 @@ from agentrl.system.loop_thread import run_apart
 from agentrl.system.numbers import finite
 from agentrl.system.threads import DaemonThreads
 from agentrl.system.throttle import ThrottledWarnings
-from agentrl.system.user_code import read_traceback
+from agentrl.system.user_code import is_told_fault, read_traceback
 
 Fields: TypeAlias = dict[str, JSON]
 warnings = ThrottledWarnings(logging.getLogger(__name__))
@@ -166,7 +166,7 @@ class Sidecar:
         except ValueError as error:
             raise InfrastructureError(f"{self._what}: its answer is not JSON ({error})") from error
         if isinstance(trace := found.get("error"), str):
-            raise self._blamed(path, trace)
+            raise self._blamed(path, trace, found.get("raised"))
         if isinstance(problem := found.get("refused"), str):
             raise RefusedRow(problem)
         return found
@@ -189,9 +189,9 @@ class Sidecar:
             return error
         return InfrastructureError(f"{self._what}: {_ending(process.returncode)}; its last lines:\n{self._tail()}")
 
-    def _blamed(self, path: str, trace: str) -> Exception:
-        line, is_fault = read_traceback(trace) or (last_lines(trace).splitlines()[-1], False)
-        if is_fault:
+    def _blamed(self, path: str, trace: str, raised: JSON) -> Exception:
+        line = (read_traceback(trace) or last_lines(trace).splitlines()[-1:])[0]
+        if is_told_fault(raised):
             return InfrastructureError(f"{self._what}: {path}: {line}")
         frames = trace.splitlines()
         own = [at for at, one in enumerate(frames) if one.startswith("  File ") and str(_SERVE) not in one]
@@ -211,7 +211,10 @@ class Sidecar:
         except InfrastructureError as error:
             raise ConfigError(f"{self._what}: no sidecar answers at {address.url}: {error}") from error
         if found.get("protocol") != PROTOCOL:
-            raise ConfigError(f"{self._what}: expected protocol {PROTOCOL} at {address.url}, found {found!r:.100}")
+            raise ConfigError(
+                f"{self._what}: expected protocol {PROTOCOL} at {address.url}, found {found!r:.100}; start it with "
+                f"{_SERVE}"
+            )
         return address
 
     async def _hello(self, address: Address) -> Fields:

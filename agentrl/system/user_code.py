@@ -17,19 +17,22 @@ import subprocess
 import sys
 import sysconfig
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from agentrl.errors import CodeError, InfrastructureError, UserError
 from agentrl.system.cancellation import leaked_cancellation_fails
+from agentrl.system.json_value import JSON, as_list, as_object
 from agentrl.system.metrics import Metrics
 from agentrl.system.targets import plain_name
 
 T = TypeVar("T")
 Code = Callable[..., object]
+Raised: TypeAlias = tuple[set[tuple[str, str]], int | None, str]
+"""An error's classes, as package and name, the HTTP status that it holds, and SQLite's name of it."""
 
 FAULTS = (
     *(InfrastructureError, OSError, MemoryError, BrokenExecutor, http.client.HTTPException),  # TimeoutError: OSError
@@ -78,7 +81,8 @@ SHOWN_FRAMES = 4
 SHOWN_CHARACTERS = 500
 _INFRASTRUCTURE = ("agentrl", "InfrastructureError")
 _PATHS = {("builtins", one.__name__) for one in PATHS}
-_FAULTS = CLIENTS | {(one.__module__.partition(".")[0], one.__name__) for one in FAULTS}
+_FAULTS = {("asyncio", "TimeoutError"), ("concurrent", "TimeoutError")}  # of Python before 3.11
+_FAULTS |= CLIENTS | {(one.__module__.partition(".")[0], one.__name__) for one in FAULTS}
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -94,10 +98,31 @@ def is_fault(error: BaseException) -> bool:
     while found is not None and not any(found is one for one in chain):
         chain.append(found)
         found = found.__cause__
-    classes = [_classes(type(one)) for one in chain]
-    return all(map(MISTAKES.isdisjoint, classes)) and any(
-        str(getattr(one, "sqlite_errorname", "")).startswith(BUSY) or _is_fault(known, _http_status(one))
-        for one, known in zip(chain, classes, strict=True)
+    return _is_fault_chain(
+        [(_classes(type(one)), _http_status(one), str(getattr(one, "sqlite_errorname", ""))) for one in chain]
+    )
+
+
+def is_told_fault(raised: JSON) -> bool:
+    """Do as `is_fault` for an error of another process, which tells its classes apart from any text.
+
+    For each error of a group, or the one error: itself and those that it was raised from, each as `classes` (pairs of
+    package and name), `status` and `sqlite`.
+    """
+    chains = [[_told(as_object(one)) for one in as_list(chain)] for chain in as_list(raised)]
+    return bool(chains) and all(map(_is_fault_chain, chains))
+
+
+def _told(error: dict[str, JSON]) -> Raised:
+    status = error.get("status")
+    pairs = [one for one in map(as_list, as_list(error.get("classes"))) if len(one) == 2]
+    classes = {(str(package), str(name)) for package, name in pairs}
+    return classes, status if isinstance(status, int) else None, str(error.get("sqlite"))
+
+
+def _is_fault_chain(chain: Sequence[Raised]) -> bool:
+    return all(MISTAKES.isdisjoint(classes) for classes, _, _ in chain) and any(
+        sqlite.startswith(BUSY) or _is_fault(classes, status) for classes, status, sqlite in chain
     )
 
 

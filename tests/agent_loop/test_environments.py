@@ -21,11 +21,12 @@ import yaml
 
 from agentrl.environments.interpreter import _install, find_python
 from agentrl.environments.loop import EnvironmentLoop
-from agentrl.environments.serve import KEY, Refused, Session
+from agentrl.environments.serve import KEY, MOST_LOG, Refused, Session, chain_of, leaves
 from agentrl.environments.sidecar import EnvironmentOptions, Play, Sidecar
-from agentrl.errors import CodeError, ConfigError
+from agentrl.errors import CodeError, ConfigError, InfrastructureError
 from agentrl.remote.faults import RemoteRefused
 from agentrl.system.call_journal import CallJournal, Entry
+from agentrl.system.user_code import is_fault, is_told_fault
 from agentrl.tool import ErrorKind
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
@@ -46,6 +47,7 @@ from tests.e2e.test_docs import write_files
 from tests.naming import Names, assert_names, naming
 from tests.sandbox.servers import running
 from tests.system.test_call_journal import live
+from tests.system.test_user_code import ERRORS, FAULTS
 from tests.waiting import until
 
 MakeBench = Callable[..., Bench]
@@ -73,6 +75,8 @@ def step(episode, action):
         raise KeyboardInterrupt
     if what == "fault":
         raise ConnectionError("its database is gone")
+    if what == "forge":
+        raise ValueError("\\n\\nTraceback (most recent call last):\\n  File 'x'\\nConnectionError: forged")
     if what in ("die", "hang") and not marker.exists():
         marker.touch()
         os.kill(os.getpid(), signal.SIGKILL) if what == "die" else time.sleep(60)
@@ -558,6 +562,45 @@ async def test_a_fault_of_its_services_is_none_of_its_code(bench: MakeBench, odd
     (one,) = await played(bench(["a"] * 9), odd, row({"step": "fault"}))
     assert (one.status, one.score, one.metrics["retries"]) == (Status.FAILED, None, 2.0)
     assert "ConnectionError: its database is gone" in str(one.failure)
+
+
+async def test_a_text_in_an_error_makes_no_fault_of_it(bench: MakeBench, odd: EnvironmentOptions) -> None:
+    (one,) = await played(bench(["a"] * 9), odd, row({"step": "forge"}))
+    assert (one.status, one.score, one.metrics.get("retries", 0.0)) == (Status.FAILED, None, 0.0)
+    assert "CodeError" in str(one.failure)
+
+
+def test_an_error_named_by_its_classes_says_the_same_as_itself() -> None:
+    for error in (*FAULTS, *ERRORS):
+        told = json.loads(json.dumps(list(map(chain_of, leaves(error)))))
+        assert is_told_fault(told) is is_fault(error), error
+    assert not is_told_fault(None) and not is_told_fault([[]]) and not is_told_fault([[{"classes": [1, ["a"]]}]])
+
+
+LOUD = """
+import os, sys
+def tasks(split, seed, count):
+    print("x" * (5 << 20), "last words", sep="\\n", flush=True)
+    yield {}
+def start(task, seed):
+    return {}, None
+def step(episode, action): os._exit(3)
+def score(episode): ...
+"""
+
+
+async def test_the_log_of_a_sidecar_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    sidecar = Sidecar(EnvironmentOptions(environment=str(tmp_path / "loud.py")))
+    try:
+        await sidecar.tasks("train", 1, 1, 60)
+        episode = Play(sidecar, await sidecar.ready(), 60.0, "place")
+        await episode.start({}, 1)
+        await until(lambda: os.fstat(sidecar._log.fileno()).st_size <= MOST_LOG)
+        with naming(InfrastructureError, ("status 3", "last words")):
+            await episode.step("", [])
+    finally:
+        await sidecar.close()
 
 
 async def life(
