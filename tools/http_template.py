@@ -17,7 +17,9 @@ from agentrl.system.json_value import JSON
 from agentrl.tool import ToolArgumentsError
 
 Values = Mapping[str, JSON]
-"""Arguments and row variables by name. One that is absent or null leaves out the key whose text names it."""
+"""Arguments and row variables by name. One that is absent leaves out the key whose text names it.
+
+So does null, except where JSON has it as the value itself."""
 
 _NAME = re.compile(r"\{\{\s*([\w.-]+)\s*\}\}")
 _NO_SEGMENT = re.compile(r"[/\\\x00-\x1f\x7f]")
@@ -46,9 +48,15 @@ class Text:
 
     def fill_value(self, values: Values) -> JSON:
         """Put the values in as `fill` does; a template that is one name and nothing else gives the value as it is."""
-        if len(self.names) == 1 and not any(self._literals):
-            return values.get(self.names[0])
-        return self.fill(values)
+        return values.get(self.names[0]) if self._is_value else self.fill(values)
+
+    def has_value(self, values: Values) -> bool:
+        """Return True where `fill_value` puts in a value for each name."""
+        return self.names[0] in values if self._is_value else self.fill(values) is not None
+
+    @property
+    def _is_value(self) -> bool:
+        return len(self.names) == 1 and not any(self._literals)
 
 
 class Fields:
@@ -126,7 +134,7 @@ class Json:
         return self._template
 
     def _is_given(self, values: Values) -> bool:
-        return not isinstance(self._template, Text) or all(name in values for name in self.names)
+        return not isinstance(self._template, Text) or self._template.has_value(values)
 
 
 def _segment(segment: Text, values: Values) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import yaml
 from agentrl.environments.interpreter import _install, find_python
 from agentrl.environments.loop import EnvironmentLoop
 from agentrl.environments.serve import KEY, MOST_LOG, Refused, Session, chain_of, leaves
-from agentrl.environments.sidecar import EnvironmentOptions, Play, Sidecar
+from agentrl.environments.sidecar import ADAPTERS, EnvironmentOptions, Play, Sidecar
 from agentrl.errors import CodeError, ConfigError, InfrastructureError
 from agentrl.remote.faults import RemoteRefused
 from agentrl.system.call_journal import CallJournal, Entry
@@ -916,6 +917,17 @@ async def test_a_resources_server_of_nemo_gym(bench: MakeBench, tmp_path: Path) 
         server.shutdown()
     assert [record.response for record in one.tool_calls] == ['{"weather": "sunny"}', '{"detail": "no city"}']
     assert (one.status, one.score, one.score_extra["tool_call_seen"]) == (Status.COMPLETED, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["verify", "seed_session", "..", "a/b", "a?b", ""])
+async def test_a_tool_of_a_row_is_no_other_route_of_a_server_of_nemo_gym(tmp_path: Path, name: str) -> None:
+    given: dict[str, Any] = {"url": "http://127.0.0.1:9", "file": str(tmp_path / "tasks.jsonl")}
+    configured = runpy.run_path(str(ADAPTERS / "nemo_gym.py"))["configured"]
+    task = {"tools": [{"type": "function", "function": {"name": name}}]}
+    with naming(ValueError, (repr(name), "tool")):
+        configured(task, **given)
+    task["tools"][0]["function"] = {"name": "get_weather"}
+    assert configured(task, **given) == {"url": given["url"]}
 
 
 INSTRUCTION = "Write hello into /app/out.txt.\n"

@@ -152,6 +152,15 @@ async def test_every_part_of_a_request(tmp_path: Path, server: EchoServer, monke
     assert SECRET not in result.text and "Bearer [secret]" in result.text
 
 
+async def test_a_null_inside_a_text_leaves_out_its_key(tmp_path: Path, server: EchoServer) -> None:
+    body = {"of": "x{{ n }}", "n": "{{ n }}", "both": ["{{ city }} {{ n }}", "{{ city }}"]}
+    config = {"method": "POST", "url": server.url, "body": body, "query": {"q": "{{ n }}"}}
+    async with asking(load(tmp_path, config, "city n")) as ask:
+        await ask(city="Bo", n=None)
+    assert json.loads(server.asked[-1]["body"]) == {"n": None, "both": ["Bo"]}
+    assert server.asked[-1]["query"] == []
+
+
 @pytest.mark.parametrize(
     ("method", "query", "body"),
     [("GET", [("city", "Bo & n"), ("n", '{"a": [true]}')], ""), ("PUT", [], '{"city": "Bo & n", "n": {"a": [true]}}')],

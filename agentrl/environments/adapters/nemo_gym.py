@@ -7,10 +7,14 @@ its verifier reads), and `validation`, such a file for validation; without it ev
 import http.cookiejar
 import json
 import random
+import re
 import urllib.error
 import urllib.request
 from pathlib import Path
-from urllib.parse import quote
+
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+ROUTES = ("seed_session", "close_session", "get_state", "verify", "reverify_mode", "aggregate_metrics")
+"""Routes of a resources server that are no tools."""
 
 
 def tasks(split, seed, count, url, file, validation=None):
@@ -34,7 +38,10 @@ def tasks(split, seed, count, url, file, validation=None):
 
 
 def configured(task, url, file, validation=None):
-    """Return the address of the entry's server."""
+    """Return the address of the entry's server. Refuses tools that are other routes of it."""
+    for name in (tool["function"]["name"] for tool in task.get("tools") or []):
+        if name in ROUTES or not NAME.fullmatch(name):
+            raise ValueError(f"its tool {name!r} is no tool of a resources server; expected letters, digits, _ and -")
     return {"url": url}
 
 
@@ -55,7 +62,7 @@ def step(episode, action):
     answers = []
     for call in action["calls"]:
         given = {"call_id": call["id"], "name": call["name"], "arguments": json.dumps(call["arguments"])}
-        answers.append(_post(episode, quote(call["name"], safe=""), call["arguments"], refused=True))
+        answers.append(_post(episode, call["name"], call["arguments"], refused=True))
         answered = {"type": "function_call_output", "call_id": call["id"], "output": answers[-1]}
         episode["output"] += [{"type": "function_call", **given}, answered]
     return {"answers": answers, "done": not answers}
