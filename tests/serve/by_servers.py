@@ -20,6 +20,7 @@ async def learn_through_a_kill(name: str, policy: Path, run: Path, seconds: floa
     """
     port, rollout = free_port(), "actor_rollout_ref.rollout"
     engine = [f"{rollout}.name={name}", f"{rollout}.max_num_seqs=16", f"{rollout}.server_start_timeout={seconds}"]
+    engine.append(f"{rollout}.health_check_interval=60")  # a starved machine is no dead server
     words = arguments(policy, run, port, *engine, "trainer.device=cpu", f"trainer.total_training_steps={STEPS}")
     statuses: list[int] = []
     people = People(port, by_length, turns=3, is_over=lambda: bool(statuses and not statuses[-1]))
