@@ -17,6 +17,7 @@ from agentrl.config.keys import flatten, leaf_keys
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
 from agentrl.verl.keys.entries import Values
+from agentrl.verl.keys.families import base_defaults
 from agentrl.verl.keys.table import VERL_KEYS
 from agentrl.verl.keys.translation import entry_of, translate
 from benchmarks.verl.page import BEGIN, PAGE, page
@@ -1192,3 +1193,33 @@ def test_losses_of_routers_are_those_that_megatron_adds() -> None:
     critic = both[1].replace(ACTOR, "critic")
     with naming(ConfigError, "moe_z_loss_coeff=0.001"):
         load_config([critic, "algorithm.adv_estimator=gae"], trainer)
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        ("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"),
+        ("data.tool_config_path", f"{ROLLOUT}.multi_turn.tool_config_path"),
+        ("data.train_data_num", "data.train_max_samples"),
+    ],
+)
+def test_two_keys_of_the_same_are_equal_or_refused(first: str, other: str) -> None:
+    base = defaults_of("0.9.1/fsdp")
+
+    def faults(one: JSON, another: JSON) -> list[str]:
+        return [text for text in translate({**base, first: one, other: another}, Config).faults if first in text]
+
+    assert faults(8, 8) == []
+    (told,) = faults(8, 16)
+    assert_names(told, f"{first}=8", f"{other}=16")
+
+
+def test_a_key_of_the_users_replaces_the_default_of_another() -> None:
+    model = "actor_rollout_ref.model"
+    given: dict[str, JSON] = {f"{model}.lora_alpha": 64, f"{model}.lora.rank": 8, f"{model}.lora_rank": 8}
+    found = translate({**given, "dialect": "verl", **base_defaults(), **given}, Config)
+    assert f"{model}.lora.alpha" in base_defaults()
+    assert found.values[f"{model}.lora_alpha"] == 64 and "lora" not in "".join(found.faults)
+    found = translate({**base_defaults(), **given, f"{model}.lora.alpha": 48}, Config)
+    (told,) = (text for text in found.faults if "lora" in text)
+    assert_names(told, f"{model}.lora.alpha=48", f"{model}.lora_alpha=64")

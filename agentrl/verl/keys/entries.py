@@ -49,6 +49,8 @@ class VerlKey:
     unread: Callable[[JSON, Values], bool] = lambda value, values: False
     """Check whether nothing reads the value, because of another key. A command that sets it is warned, and the note is
     the reason."""
+    is_second_name: bool = False
+    """The key and `ours` are one: a command that gives both has to give the same value."""
 
     @property
     def kind(self) -> Kind:
@@ -104,13 +106,16 @@ def unsupported(pattern: str, text: str) -> VerlKey:
     return VerlKey(pattern, text, ())
 
 
-def renamed(pattern: str, ours: str, text: str = "", *, off: tuple[JSON, ...] = (None,)) -> VerlKey:
+def renamed(
+    pattern: str, ours: str, text: str = "", *, off: tuple[JSON, ...] = (None,), is_second_name: bool = False
+) -> VerlKey:
     """Make an entry of a key that has another name here; values `off` ask for nothing."""
     return VerlKey(
         pattern,
         text or f"it is {ours} here",
         ours=(ours,),
         translate=lambda value, _: {} if value in off else {ours: value},
+        is_second_name=is_second_name,
     )
 
 
@@ -123,6 +128,16 @@ def translated(
     is_loud: bool = False,
     asks: Callable[[JSON, Values], bool] = lambda value, values: True,
     unread: Callable[[JSON, Values], bool] = lambda value, values: False,
+    is_second_name: bool = False,
 ) -> VerlKey:
     """Make an entry of a key whose value is translated, perhaps by other values."""
-    return VerlKey(pattern, text, ours=ours, translate=translate, is_loud=is_loud, asks=asks, unread=unread)
+    return VerlKey(
+        pattern,
+        text,
+        ours=ours,
+        translate=translate,
+        is_loud=is_loud,
+        asks=asks,
+        unread=unread,
+        is_second_name=is_second_name,
+    )

@@ -127,12 +127,12 @@ def _translated(values: Values, schema: type[Section]) -> Translation:
             found.values[key] = values[key]
         elif entry is None:
             found.strangers.append(key)
-    for key, entry in entries.items():
-        if entry is not None:
+    for key in sorted(entries, key=found.given.__contains__):  # the user's keys replace defaults of others
+        if (entry := entries[key]) is not None:
             _apply(entry, key, values, found)
     if values.get(DIALECT) == VERL_0_2:
         found.loud[f"{DIALECT}={VERL_0_2}"] = rewrites.first_releases(values)
-    found.faults = refusals(found, values)
+    found.faults = [*refusals(found, values), *contradictions(found, values)]
     if found.strangers:
         verls = [key.removesuffix(".*") for key in sorted(known_keys())]
         found.faults.append(unknown_keys(found.strangers, [*leaves, *verls]))
@@ -259,6 +259,18 @@ def refusals(found: Translation, values: Values) -> list[str]:
     return [
         f"{', '.join(f'{key}={shown(values[key])}' for key in keys)} would change the result, and is not here: {why}"
         for why, keys in _by_reason(found.unsupported).items()
+    ]
+
+
+def contradictions(found: Translation, values: Values) -> list[str]:
+    """Write a line for each key of the user's that is a second name of another one, with another value."""
+    return [
+        f"{key}={shown(values[key])} and {name}={shown(values[name])} contradict each other, and are one key here: "
+        "leave one of them out"
+        for key, ours in found.translated.items()
+        if key in found.given and (entry := entry_of(key)) is not None and entry.is_second_name
+        for name, value in ours.items()
+        if name in found.given and name in found.same and values[name] not in (None, value)
     ]
 
 
