@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from agentrl.config.overrides import Value
@@ -12,22 +12,17 @@ from agentrl.trl.arguments import MODEL
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-PLAIN: Mapping[str, tuple[object, ...]] = {
-    "lora_dropout": (0.0, 0),
-    "bias": ("none",),
-    "use_rslora": (False,),
-    "use_dora": (False,),
-    "modules_to_save": (None, []),
-    "init_lora_weights": (True,),
-    "layers_to_transform": (None,),
-    "layers_pattern": (None,),
-    "rank_pattern": ({},),
-    "alpha_pattern": ({},),
-    "target_parameters": (None, []),
-    "layer_replication": (None,),
-    "trainable_token_indices": (None,),
-}
-"""Options of LoRA with the values that agentrl's adapters have."""
+READ = ("r", "lora_alpha", "target_modules", "exclude_modules")
+NAMES = (
+    "task_type",
+    "peft_type",
+    "auto_mapping",
+    "peft_version",
+    "base_model_name_or_path",
+    "revision",
+    "inference_mode",
+)
+"""Fields of a LoraConfig that change no adapter in training."""
 
 
 def adapter_keys(config: PeftConfig, model_type: str) -> dict[str, Value]:
@@ -39,10 +34,12 @@ def adapter_keys(config: PeftConfig, model_type: str) -> dict[str, Value]:
         raise ConfigError(
             f"peft_config: expected a LoraConfig, found {type(config).__name__}; other adapters are not here"
         )
-    for name, values in PLAIN.items():
-        if hasattr(config, name) and getattr(config, name) not in values:
+    plain = LoraConfig()
+    for field in fields(config):
+        value, default = (getattr(one, field.name, None) for one in (config, plain))
+        if field.name not in (*READ, *NAMES) and value != default and (value or default):  # of [], {} and None any
             raise ConfigError(
-                f"peft_config.{name}={getattr(config, name)!r}: agentrl's adapters have {name}={values[0]!r}: give that"
+                f"peft_config.{field.name}={value!r}: agentrl's adapters have {field.name}={default!r}: give that"
             )
     targets = config.target_modules
     if targets is None and model_type in USUAL:

@@ -528,6 +528,13 @@ def _tokenizer_keys(given: PreTrainedTokenizerBase | str | Path | None, folder: 
             f"processing_class: expected the tokenizer of {folder}, found another ({type(other).__name__}): agentrl "
             "reads the tokenizer of the model's folder; save yours there by save_pretrained"
         )
+    for name in ("eos_token", "bos_token", "response_template"):
+        mine, theirs = getattr(own, name, None), getattr(other, name, None)
+        if mine != theirs:
+            raise ConfigError(
+                f"processing_class: its {name} is {theirs!r:.200}, and {mine!r:.200} in {folder}, whose tokenizer "
+                "agentrl reads: save yours there by save_pretrained"
+            )
     if other.chat_template is None or other.chat_template == own.chat_template:
         return {}
     return {f"{MODEL}.chat_template": str(other.chat_template)}

@@ -105,7 +105,7 @@ async def test_an_environment_whose_method_was_given_up_serves_no_other_trajecto
     first, second, third = (Trajectory(f"train/0/0/{k}", 0) for k in range(3))
     await environments.open({}, first)
     CURRENT_EPISODE.set(cast(Episode, SimpleNamespace(trajectory=first)))
-    call = asyncio.create_task(wait.execute("", {}))
+    call: asyncio.Task[object] = asyncio.create_task(cast(Any, wait.execute("", {})))
     await asyncio.to_thread(begun.wait)
     call.cancel()  # as a deadline does
     with pytest.raises(asyncio.CancelledError):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from transformers import TrainerCallback
 
@@ -17,7 +18,9 @@ from agentrl.tool import ToolResponse
 from agentrl.tool.session import gathered
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from agentrl.trl import GRPOConfig, GRPOTrainer
+from agentrl.trl.adapters import adapter_keys
 from agentrl.trl.arguments import ROLLOUT
+from agentrl.trl.order import RepeatOrder
 from agentrl.trl.rows import read_rows
 from agentrl.trl.tools import as_tools
 from tests.e2e.conftest import PROJECT
@@ -371,6 +374,45 @@ def test_bad_input_is_refused_in_words(name: str, policy_dir: Path, at_home: Pat
     with pytest.raises(UserError, match=f"(?s){says}"):
         trainer_of(**{"policy": policy_dir, **given})
     assert list(at_home.iterdir()) == []
+
+
+def test_each_epochs_order_is_drawn_once_and_the_same_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    randperm = torch.randperm
+    monkeypatch.setattr(torch, "randperm", lambda n, **more: (drawn.append(n), randperm(n, **more))[1])  # type: ignore[func-returns-value]
+    order = RepeatOrder(range(7), 7, 3)  # type: ignore[arg-type]
+    epochs = [list(order.next_batch()) for _ in range(5)]
+    assert len(drawn) == 5
+    resumed = RepeatOrder(range(7), 7, 3)  # type: ignore[arg-type]
+    for epoch in (3, 1):
+        resumed.load_state_dict({"epoch": epoch, "position": 0, "seed": 3})
+        assert list(resumed.next_batch()) == epochs[epoch]
+
+
+def test_a_tokenizer_that_the_run_would_not_have_is_refused(policy_dir: Path, at_home: Path) -> None:
+    from transformers import AutoTokenizer
+
+    def given(**changes: object) -> GRPOTrainer:
+        tokenizer = AutoTokenizer.from_pretrained(policy_dir)
+        for name, value in changes.items():
+            setattr(tokenizer, name, value)
+        return trainer_of(policy_dir, processing_class=tokenizer)
+
+    given(pad_token="<|im_end|>", padding_side="left")
+    for name, value in {"eos_token": "<|im_start|>", "response_template": {"content": {"close": "x"}}}.items():
+        with naming(ConfigError, "processing_class", name, policy_dir, "save_pretrained"):
+            given(**{name: value})
+
+
+@pytest.mark.parametrize("field", ["use_rslora", "lora_bias", "ensure_weight_tying", "init_lora_weights"])
+def test_a_field_of_a_lora_config_that_does_nothing_here_is_refused(field: str) -> None:
+    from peft import LoraConfig
+
+    plain = LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", lora_dropout=0, modules_to_save=[])
+    assert adapter_keys(plain, "qwen2")["actor_rollout_ref.model.lora_rank"] == plain.r
+    setattr(plain, field, not getattr(plain, field))
+    with naming(ConfigError, f"peft_config.{field}"):
+        adapter_keys(plain, "qwen2")
 
 
 def test_a_config_of_trls_own_is_refused(policy_dir: Path) -> None:
