@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -49,10 +50,10 @@ LONG_TURN = 8192
 
 Parsing takes 0.3 to 0.9 us an id, so this many take about the 5 ms that the interpreter leaves a thread before another
 one may run. With fewer ids the event loop would stand still as long, and pay 0.1 ms for the change of threads."""
-Prompt: TypeAlias = tuple[object, list[int], tuple[str, ...]]
+Prompt: TypeAlias = "tuple[object, array[int], tuple[str, ...]]"
 """Tools, ids and remarks of a first prompt."""
-CACHED_CHARACTERS = 1 << 20
-"""Longest prompt that is remembered, in characters."""
+CACHED_CHARACTERS = 1 << 24
+"""Characters of all prompts that are remembered. Agents render long conversations that never come back."""
 
 
 class Drift(StrEnum):
@@ -83,9 +84,7 @@ class Chat:
         self.remarks: Counter[str] = Counter()
         """Number of rendered conversations by kind of text that the template changes, or leaves out on purpose."""
         self._coverage = Coverage(f"the chat format {format.name!r} of the tokenizer at {codec.tokenizer.name_or_path}")
-        self._prompts: OrderedDict[tuple[str, int, frozenset[str]], tuple[object, list[int], tuple[str, ...]]] = (
-            OrderedDict()
-        )
+        self._prompts: OrderedDict[tuple[str, int, frozenset[str]], Prompt] = OrderedDict()
         self._tools_by_id: dict[int, tuple[object, list[ToolSchema]]] = {}
         self._tools_by_text: dict[str, list[ToolSchema]] = {}
         self._written_turns: dict[str, bool] = {}
@@ -157,13 +156,22 @@ class Chat:
             ids = self._expanded(ids, pictures)
             remarks = (*self._check_prompt(messages, prepared, canonical), *_replaced(self._codec, key[0]))
             remarks += (SPELLED,) if len(self._spelling(messages)) > len(own) else ()
-            known = (canonical, ids, remarks)
+            known = (canonical, array("i", ids), remarks)
         if len(key[0]) <= CACHED_CHARACTERS:
-            self._prompts[key] = known
-            if len(self._prompts) > CACHED_PROMPTS:
-                self._prompts.popitem(last=False)
+            self._remember(key, known)
         self.remarks.update(known[2])
-        return list(known[1])
+        return known[1].tolist()
+
+    def _remember(self, key: tuple[str, int, frozenset[str]], prompt: Prompt) -> None:
+        """Keep a prompt, and forget the oldest that there is no room for."""
+        self._prompts[key] = prompt
+        known = list(self._prompts)  # at once, as another thread may render
+        excess = sum(len(text) for text, _, _ in known) - CACHED_CHARACTERS
+        for at, other in enumerate(known):
+            if excess <= 0 and len(known) - at <= CACHED_PROMPTS:
+                return
+            self._prompts.pop(other, None)
+            excess -= len(other[0])
 
     def _written(self, prepared: list[Message], tools: list[ToolSchema] | None) -> tuple[list[Message], list[int]]:
         """Render messages, and return them as they are written: where a template refuses them for a broken call of the

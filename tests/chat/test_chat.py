@@ -67,6 +67,21 @@ def test_first_prompt_is_remembered_by_content(make_chat: Callable[..., Chat]) -
     assert chat.render(messages) != chat.render(messages, TOOLS)
 
 
+def test_the_oldest_prompts_are_forgotten_by_their_length(
+    make_chat: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long conversations of agents, which never come back, took up to a gigabyte."""
+    chat = make_chat("hermes")
+    monkeypatch.setattr("agentrl.chat.chat.CACHED_CHARACTERS", 5000)
+    for number in range(30):
+        chat.render([{"role": "user", "content": f"{number} " * 200}])
+        assert f'"{number} ' in next(reversed(chat._prompts))[0]
+        assert sum(len(text) for text, _, _ in chat._prompts) <= 5000
+    assert len(chat._prompts) > 5
+    chat.render([{"role": "user", "content": "a" * 5000}])
+    assert len(chat._prompts) > 5
+
+
 def test_stop_tokens_and_vocabulary(make_chat: Callable[..., Chat]) -> None:
     chat = make_chat("qwen3")
     assert [chat.decode([id]) for id in chat.stop_token_ids] == ["<|im_end|>", "<|endoftext|>"]
