@@ -125,6 +125,16 @@ def check_generation(found: Generation) -> None:
     bad = next((place for place, one in enumerate(found.logprobs) if not math.isfinite(one)), None)
     if bad is not None:
         raise EngineError(f"the engine gave the log-prob {found.logprobs[bad]} for its token {bad}")
+    if not covers(found.versions, len(found.ids)):
+        raise EngineError(
+            f"the engine gave the versions {found.versions} for {len(found.ids)} ids, not for each id once"
+        )
+
+
+def covers(spans: Sequence[VersionSpan], count: int) -> bool:
+    """Say whether spans have each of `count` tokens, once and in order."""
+    ends = [0, *(span.end for span in spans)]
+    return ends[-1] == count and all(begin == span.start <= span.end for begin, span in zip(ends, spans, strict=False))
 
 
 @dataclass(frozen=True, slots=True)

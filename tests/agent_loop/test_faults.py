@@ -51,6 +51,10 @@ async def test_a_fault_that_would_come_again_fails_its_trajectory_only(bench: Ma
         ({"logprobs": [float("nan"), -0.25]}, "the engine gave the log-prob nan for its token 0"),
         ({"logprobs": [-0.25, float("-inf")]}, "the engine gave the log-prob -inf for its token 1"),
         ({"logprobs": [-0.25]}, "the engine answered 2 ids with 1 log-probs"),
+        (
+            {"logprobs": [-0.25, -0.25], "versions": [VersionSpan(3, 0, 1)]},
+            f"the engine gave the versions {[VersionSpan(3, 0, 1)]} for 2 ids, not for each id once",
+        ),
     ],
 )
 async def test_an_answer_of_the_engine_that_cannot_be_recorded_is_asked_for_again(
@@ -64,7 +68,7 @@ async def test_an_answer_of_the_engine_that_cannot_be_recorded_is_asked_for_agai
         asked += 1
         found = await healthy(*args)
         if asked in (1, 3, 4):
-            return replace(found, ids=found.ids[:2], versions=[VersionSpan(3, 0, 2)], **change)
+            return replace(found, ids=found.ids[:2], **{"versions": [VersionSpan(3, 0, 2)], **change})
         return found
 
     b.engine.generate = generate  # type: ignore[method-assign,assignment]

@@ -17,7 +17,7 @@ import orjson
 import pydantic
 from pydantic import BaseModel, JsonValue
 
-from agentrl.engines.contract import EngineError, FinishReason, Generation, RequestError
+from agentrl.engines.contract import EngineError, FinishReason, Generation, RequestError, covers
 from agentrl.engines.servers.client import PartialAnswer, ServerFailed, describe
 from agentrl.engines.servers.images import check_expanded
 from agentrl.system.json_value import JSON
@@ -69,7 +69,7 @@ class ModelsAnswer(BaseModel):
 def version_spans(found: Sequence[VersionInfo] | None, count: int) -> list[VersionSpan]:
     """Read the versions of an answer of `count` tokens. Raises ValueError where they are not those of all tokens."""
     spans = [VersionSpan(span.version, span.start, span.end) for span in found or [] if span.end > span.start]
-    if count and (not spans or spans[0].start != 0 or spans[-1].end != count):
+    if count and not covers(spans, count):
         raise ValueError(f"version spans {spans} for {count} ids")
     return spans
 

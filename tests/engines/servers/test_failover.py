@@ -13,7 +13,7 @@ import pytest
 from agentrl.engines.contract import EngineError, FinishReason, Generation, SamplingParams
 from agentrl.engines.servers.client import PartialAnswer, ServerClient, ServerFailed
 from agentrl.engines.servers.engine import ServerEngine
-from agentrl.engines.servers.http import AnswerStream
+from agentrl.engines.servers.http import AnswerStream, VersionInfo, version_spans
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.supervisor import Server
@@ -131,6 +131,12 @@ async def test_what_continues_elsewhere_has_numbers_of_its_own(deterministic: bo
     await engine.generate([5, 6], SamplingParams(10, seed=1), "g/0")
     await engine.close()
     assert first.seeds == [1] and (second.seeds == [1]) is deterministic
+
+
+def test_versions_that_leave_a_token_out_make_no_sense() -> None:
+    told = [VersionInfo(version=version, start=start, end=end) for version, start, end in ((1, 0, 2), (2, 3, 5))]
+    with naming(ValueError, "version", "5 ids"):
+        version_spans(told, 5)
 
 
 async def test_a_whole_answer_that_a_server_aborts_is_asked_for_no_more() -> None:
