@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
-from agentrl.config.keys import all_keys, defaults, flatten, leaf_keys
+from agentrl.config.keys import all_keys, defaults, entry_of, flatten, leaf_keys
 from agentrl.config.rules import Names, Place, Values
 from agentrl.config.section import Finding, Section
 from agentrl.errors import ConfigError
+from agentrl.system.json_value import JSON, as_mapping
 
 
 def check(
@@ -63,6 +64,26 @@ def of_keys(
             yield from judged
             if any(finding.kind == "no effect" for finding in judged):
                 break
+        if (entry := entry_of(key.field.annotation)) is not None:
+            for name, inner in values.mapping(path).items():
+                yield from of_entry(f"{path}.{name}", entry, as_mapping(inner), values, given=path in effective)
+
+
+def of_entry(
+    at: str, entry: type[Section], inner: Mapping[str, JSON], whole: Values, *, given: bool
+) -> Iterator[Finding]:
+    """Yield the findings of the rules that the keys of a mapping's entry declare; the mapping's rule looks names up.
+
+    given: the user gave the mapping, so that a key off its default may be without effect.
+    """
+    leaves = leaf_keys(entry)
+    default, found = flatten(defaults(entry), leaves), flatten(inner, leaves)
+    off_default = [f"{at}.{name}" for name, value in found.items() if given and value != default[name]]
+    values = Values({**whole.all, **{f"{at}.{name}": value for name, value in found.items()}}, off_default)
+    for name, key in all_keys(entry).items():
+        for rule, section in key.rules:
+            if not rule.looks_up:
+                yield from rule.findings(f"{at}.{name}", values, Place(f"{at}.{section}".rstrip("."), values.all))
 
 
 def of_sections(section: Section) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import difflib
 import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import get_origin
+from typing import get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -42,6 +42,12 @@ def all_keys(schema: type[Section], section: str = "", rules: tuple[tuple[Rule, 
         else:
             found[path] = Key(field, declared)
     return found
+
+
+def entry_of(annotation: object) -> type[Section] | None:
+    """Return the class of a mapping's values, where it is a section."""
+    last = get_args(annotation)[-1] if get_origin(annotation) is dict else None
+    return last if isinstance(last, type) and issubclass(last, Section) else None
 
 
 @functools.cache  # asked once for each override

@@ -10,7 +10,8 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -45,7 +46,7 @@ from agentrl.config.keys import (
     unknown_keys,
 )
 from agentrl.config.read_back import END, EVERY_KEY, is_read_back, refuse_cut, refuse_other_files, refuse_uses
-from agentrl.config.rules import NO_SCRIPT, FromScript, NamesFile
+from agentrl.config.rules import NO_SCRIPT, FromScript, NamesFile, shown
 from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import OF_STALE_TOKENS
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
@@ -503,8 +504,28 @@ class Override:
 
 def is_text(annotation: object) -> bool:
     """Check whether a key takes texts, and no numbers."""
-    kinds = set(get_args(annotation)) or {annotation}
-    return str in kinds and kinds.isdisjoint((int, float))
+    found = kinds(annotation)
+    return str in found and found.isdisjoint((int, float))
+
+
+def kinds(annotation: object) -> set[type]:
+    """Collect the types of the values that a key takes, without those within lists and mappings."""
+    if get_origin(annotation) is Literal:
+        return set(map(type, get_args(annotation)))
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        return set[type]().union(*map(kinds, get_args(annotation)))
+    return {annotation} if isinstance(annotation, type) else set()
+
+
+def switches(values: Mapping[str, JSON], schema: type[Section]) -> Iterator[str]:
+    """Write the messages for keys of numbers that are true or false, which pydantic would read as 1 and 0."""
+    leaves = leaf_keys(schema)
+    for key, value in values.items():
+        if isinstance(value, bool) and key in leaves:
+            found = kinds(leaves[key].annotation)
+            if bool not in found and not found.isdisjoint((int, float)):
+                about = " ".join((leaves[key].description or "").split())
+                yield f"{key}: expected a number, found {shown(value)}. {about}"
 
 
 def long_key(text: str, schema: type[Section]) -> str:
@@ -618,7 +639,7 @@ def no_section(section: str, value: object, leaves: Iterable[str]) -> str:
 
 def validate(values: Mapping[str, JSON], schema: type[SchemaT], faults: Sequence[str] = ()) -> SchemaT:
     """Check types and ranges. Raises ConfigError with `faults` and a line for each wrong value."""
-    lines = list(faults)
+    lines = [*faults, *switches(values, schema)]
     try:
         config = schema.model_validate(nested(values))
     except ValidationError as error:

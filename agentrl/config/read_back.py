@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args, get_origin
 
 from omegaconf import OmegaConf
 
-from agentrl.config.keys import all_keys, defaults, flatten, leaf_keys
+from agentrl.config.keys import all_keys, defaults, entry_of, flatten, leaf_keys
 from agentrl.config.rules import shown
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
@@ -102,18 +101,12 @@ def uses(values: Mapping[str, JSON], schema: type[Section], home: Path) -> Itera
         for rule, _ in key.rules:
             if what := rule.uses(value, home):
                 yield path, value, what
-        if (entry := _entry(key.field.annotation)) is not None and isinstance(value, Mapping):
+        if (entry := entry_of(key.field.annotation)) is not None and isinstance(value, Mapping):
             for name, inner in value.items():
                 # A text stands for an entry's name (`ScorerConfig`).
                 each = inner if isinstance(inner, Mapping) else {"name": inner}
                 for below, own, what in uses(flatten(each, leaf_keys(entry)), entry, home):
                     yield f"{path}.{name}.{below}", own, what
-
-
-def _entry(annotation: object) -> type[Section] | None:
-    """Return the class of a mapping's values, where it is a section."""
-    last = get_args(annotation)[-1] if get_origin(annotation) is dict else None
-    return last if isinstance(last, type) and issubclass(last, Section) else None
 
 
 def _texts(value: JSON) -> Iterator[str]:

@@ -480,3 +480,35 @@ def test_weights_that_later_updates_build_on_are_never_freed(monkeypatch: pytest
     lora = ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_merge=false"]
     for keys, all_freed in (([], True), ([f"{ROLLOUT}.update_weights_delta=true"], False), (lora, False)):
         assert load_config([*freed, *keys]).frees_weights is all_freed
+
+
+def test_entries_of_mappings_keep_the_rules_of_their_keys() -> None:
+    """As the same keys do outside of a mapping."""
+    roles, teachers = f"{ROLLOUT}.roles", "distillation.by_source"
+    frozen = "{policy: small, base_url: 'http://h/v1', temperature: 0.3}"
+    load(f"{roles}={{white: {{}}, black: {frozen}}}")
+    load(f"{teachers}={{a/*: {{base_url: u, tokenizer: t, timeout: 3}}}}")
+    for key, entry, names in (
+        (f"{roles}.white", "{temperature: 0.3}", "temperature=0.3 base_url"),
+        (f"{roles}.white", "{policy: mine, adapter: folder, max_tokens: 3}", "max_tokens=3 base_url"),
+        (f"{teachers}.a/*", "{path: t, timeout: 3}", "timeout=3.0 base_url"),
+        (f"{teachers}.a/*", "{base_url: u, tokenizer: t, api: echo}", "api=echo model"),
+    ):
+        mapping, _, name = key.rpartition(".")
+        other = ", black: {}" if mapping == roles else ""
+        given, needed = names.split()
+        with naming(ConfigError, f"{key}.{given}", f"{key}.{needed}"):
+            load(f"{mapping}={{{name}: {entry}{other}}}")
+
+
+def test_numbers_are_neither_true_nor_false() -> None:
+    for key in ("actor_rollout_ref.model.lora_rank", "trainer.save_freq", f"{ACTOR}.optim.lr", "trainer.budget.tokens"):
+        with naming(ConfigError, key, "a number, found true"):
+            load(f"{key}=true")
+    load(f"{ACTOR}.use_torch_compile=false", "actor_rollout_ref.model.enable_gradient_checkpointing=true")
+
+
+@pytest.mark.parametrize("betas", ["[0.9,1.5]", "[-1,0.5]"])
+def test_betas_that_no_optimizer_takes(betas: str) -> None:
+    with naming(ConfigError, f"{ACTOR}.optim.betas", betas.strip("[]").split(",")[betas.startswith("[0")]):
+        load(f"{ACTOR}.optim.betas={betas}")

@@ -161,8 +161,11 @@ def test_a_server_that_gives_no_log_probs_is_refused_at_the_start(
         (["teacher.path=policy"], r"teacher\.path=policy is shown what the policy is shown"),
         (["by_source={a: {path: policy}}"], r"teacher\.path=policy is shown what the policy is shown"),
         (["teacher.path=policy", "teacher.privileged=x", "scope=full"], r"scope=full conflicts with .*path=policy"),
-        (["by_source={a/*: {path: t, base_url: u}}"], r"by_source\.a/\*: a teacher has path or base_url, one of"),
-        (["by_source={a: {base_url: u}}"], r"by_source\.a: base_url needs tokenizer"),
+        (
+            ["by_source={a/*: {path: t, base_url: u}}"],
+            r"by_source\.a/\*\.path=t conflicts with .*base_url=u",
+        ),
+        (["by_source={a: {base_url: u}}"], r"by_source\.a\.base_url=u needs distillation\.by_source\.a\.tokenizer"),
         (["by_source={a: {paht: u}}"], r"distillation\.by_source"),
     ],
 )

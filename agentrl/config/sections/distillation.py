@@ -71,18 +71,14 @@ class TeacherConfig(Section):
 
 
 class HoldsTeachers(Rule):
-    """The values of the mapping are teachers, each with what `distillation.teacher` has rules for."""
+    """Each value of the mapping is a teacher; further rules are those of its keys."""
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         found: list[str] = []
         for pattern, entry in values.mapping(key).items():
             keys, at = as_mapping(entry), f"{key}.{pattern}"
-            if (keys["path"] is None) == (keys["base_url"] is None):
+            if keys["path"] is None and keys["base_url"] is None:
                 found.append(f"{at}: a teacher has path or base_url, one of the two, found {entry!r:.200}")
-            elif keys["base_url"] is not None and keys["tokenizer"] is None:
-                found.append(f"{at}: base_url needs tokenizer, the tokenizer of the model there")
-            elif keys["base_url"] is not None and keys["api"] != "sglang" and keys["model"] is None:
-                found.append(f"{at}: api={keys['api']} needs model, the model's name there")
         return found
 
 

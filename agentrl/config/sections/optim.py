@@ -10,6 +10,8 @@ from pydantic import Field
 from agentrl.config.rules import OnlyWith
 from agentrl.config.section import Section
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 class GroupConfig(Section):
     """`*.optim.groups.*`"""
@@ -31,7 +33,7 @@ class OptimConfig(Section):
     """Learning rate."""
     adamw_lr: Annotated[float | None, OnlyWith("name=muon")] = Field(None, gt=0)
     """Learning rate of AdamW beside Muon; null: `lr`."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay of AdamW's first and second moments."""
     weight_decay: float = Field(0.01, ge=0)
     """Decoupled weight decay."""
