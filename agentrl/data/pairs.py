@@ -19,7 +19,7 @@ from agentrl.chat.message import content_text
 from agentrl.config.sections.sft import PairDataConfig
 from agentrl.data.bad_rows import BadRow, Overlong, placed
 from agentrl.data.feedback import FEEDBACK, LABEL
-from agentrl.data.messages import FurtherFields, further_with_reasoning, short, told_fields, without_flag
+from agentrl.data.messages import FurtherFields, Unfit, further_with_reasoning, short, told_fields, without_flag
 from agentrl.data.row_formats.format import PlainText
 from agentrl.data.row_formats.trl import is_text
 from agentrl.data.sft import Plan, RowReader, SFTSample, Tokenizer, Transcripts, common_beginning, read_files
@@ -97,6 +97,9 @@ class PairReader:
             if chosen == rejected:
                 raise DataError("chosen and rejected are the same text, of which none can be preferred")
             return chosen, rejected, None
+        if any(texts := [is_text(one) for one in both]) and not all(texts):
+            wrong = texts.index(False)
+            raise Unfit(places[wrong], "text, as the other one of the pair is, or messages in both", both[wrong])
         sides = [self._rows.messages(value, place) for value, place in zip(both, places, strict=True)]
         place = f"column {key}"
         if config.prompt_key:

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Generic, TypeAlias, TypeGuard, cast
 
@@ -390,11 +390,10 @@ class Tokenizer:
 
 
 class RowReader:
-    """Converter of rows to messages and tools; equal tool lists are parsed once."""
+    """Converter of rows to messages and tools."""
 
     def __init__(self, config: TuningDataConfig) -> None:
         self._config = config
-        self._tools: dict[str, list[ToolSchema]] = {}
 
     def transcript(self, reading: Reading, row: Row, *, mistaken: bool = False) -> ReadRow:
         """Read a row by its format. mistaken: what it teaches may be wrong. Raises DataError."""
@@ -427,24 +426,27 @@ class RowReader:
 
     def tools(self, value: object) -> list[ToolSchema] | None:
         """Read the row's tools. Raises Unfit."""
-        place = f"column {self._config.tools_key}"
         if value is None or value == "":
             return None
         if isinstance(value, list):
             value = json.dumps(without_nulls(value))
-        if not isinstance(value, str):
-            raise Unfit(place, "a list of OpenAI tool schemas, or it in JSON text", value)
-        if value not in self._tools:
-            try:
-                tools = with_wrapped_tools(parse_json(value))
-            except ValueError as error:
-                raise Unfit(place, f"JSON ({error})", value) from error
-            schemas = [tool for tool in tools if _is_schema(tool)] if isinstance(tools, list) else []
-            if not isinstance(tools, list) or len(schemas) < len(tools):
-                expected = 'a list of {"type": "function", "function": {"name": ...}} in JSON text'
-                raise Unfit(place, expected, value)
-            self._tools[value] = schemas
-        return self._tools[value] or None
+        with placed(f"column {self._config.tools_key}"):
+            if not isinstance(value, str):
+                raise Unfit("", "a list of OpenAI tool schemas, or it in JSON text", value)
+            return parsed_tools(value) or None
+
+
+@lru_cache(1024)  # most rows of many data sets have the same ones, and in others each has its own
+def parsed_tools(text: str) -> list[ToolSchema]:
+    """Read tools in JSON text. Raises Unfit."""
+    try:
+        tools = with_wrapped_tools(parse_json(text))
+    except ValueError as error:
+        raise Unfit("", f"JSON ({error})", text) from error
+    schemas = [tool for tool in tools if _is_schema(tool)] if isinstance(tools, list) else []
+    if not isinstance(tools, list) or len(schemas) < len(tools):
+        raise Unfit("", 'a list of {"type": "function", "function": {"name": ...}} in JSON text', text)
+    return schemas
 
 
 def common_beginning(one: Sequence[int], other: Sequence[int]) -> int:

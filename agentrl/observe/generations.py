@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from agentrl.system.publish import published
+from agentrl.trajectory.parquet import read_rows
 
 _COLUMNS = ["step", "uid", "data_source", "agent_name", "status", "score", "reward", "prompt_length", "ids"]
 
@@ -40,7 +39,7 @@ def generations(files: Sequence[Path], decode: Callable[[list[int]], str]) -> It
     Where there are several transcripts, each begins with its own prompt, after a line of its own.
     """
     for file in files:
-        for row in pq.read_table(file, columns=_COLUMNS).to_pylist():
+        for row in read_rows(file, _COLUMNS):
             ids, lengths = row.pop("ids"), row.pop("prompt_length")
             parts = [(decode(one[:length]), decode(one[length:])) for one, length in zip(ids, lengths, strict=True)]
             first = parts[0] if parts else ("", "")
@@ -61,8 +60,7 @@ def write_texts(files: Sequence[Path], decode: Callable[[list[int]], str], out: 
     """
     with published(out) as partial, partial.open("w", encoding="utf-8") as lines:
         for file in files:
-            further = pq.read_table(file, columns=["score_extra", "ground_truth", "model_reward"])
-            rows = further.to_pylist(maps_as_pydicts="strict")
+            rows = read_rows(file, ["score_extra", "ground_truth", "model_reward"])
             for one, more in zip(generations([file], decode), rows, strict=True):
                 truth = None if more["ground_truth"] is None else json.loads(more["ground_truth"])
                 line = {**(more["score_extra"] or {}), **asdict(one), "gts": truth}

@@ -65,6 +65,10 @@ class InputRows:
         schemas = {file: _schema(file) for file in files}
         self.schema = pa.schema([])
         for file, schema in schemas.items():
+            if twice := next((name for name in schema.names if schema.names.count(name) > 1), None):
+                raise DataError(
+                    f"{file}, column {twice}: expected one of that name, found several. Rename or drop the others"
+                )
             taken = sorted(set(schema.names) & set(added))
             if taken:
                 raise DataError(

@@ -235,6 +235,7 @@ def test_a_prompt_of_messages_is_found_by_its_column(chat: Chat, tmp_path: Path)
             ("column prompt", "found 'p'", "data.prompt_key=false"),
         ),
         ({"prompt": "p", "chosen": "x", "rejected": "x"}, "same text"),
+        ({"prompt": "p", "chosen": "x", "rejected": None}, ("column rejected", "text", "found null")),
         (
             {"prompt": "p", "completion": "x", "label": True},
             ("column label", "loss=kto"),

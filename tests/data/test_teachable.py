@@ -12,7 +12,7 @@ from agentrl.chat import Chat
 from agentrl.config.sections.sft import PairDataConfig, SFTDataConfig
 from agentrl.data.dataset import FileDataset
 from agentrl.data.pairs import check_pairs, load_pairs
-from agentrl.data.sft import check_transcripts, load_transcripts
+from agentrl.data.sft import check_transcripts, load_transcripts, parsed_tools
 from agentrl.errors import DataError
 from tests.chat.templates import HERMES
 from tests.chat.vocabularies import QWEN, save_tokenizer
@@ -138,3 +138,13 @@ def test_the_chosen_side_of_pairs(tmp_path: Path, chat: Chat, name: str) -> None
     later = {side: [*messages, USER, said] for side, said in (("chosen", REPLY), ("rejected", good[0]))}
     file = write(tmp_path / "c.jsonl", {**later, "tools": TOOLS})
     assert check_pairs(file, config, lambda rows: None) == 1
+
+
+def test_the_tools_of_many_rows_are_not_all_kept(tmp_path: Path) -> None:
+    """A row of xLAM's has tools of its own: kept, those of a million rows took 14 GB."""
+    rows = [{"messages": [USER, REPLY], "tools": [{"name": f"f{number}"}]} for number in range(1200)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    files = str(tmp_path / "rows.jsonl")
+    parsed_tools.cache_clear()
+    assert check_transcripts(files, SFTDataConfig(train_files=files)) == len(rows)
+    assert parsed_tools.cache_info().currsize < len(rows)

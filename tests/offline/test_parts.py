@@ -133,3 +133,10 @@ def test_rows_with_dictionaries_in_structs_are_joined(tmp_path: Path) -> None:
         parts.publish()
     assert [row["info"]["word"] for row in pq.read_table(output).to_pylist()] == list("aabccd")
     assert pq.read_table(output)["word"].to_pylist() == list("aabccd")
+
+
+def test_a_column_that_a_file_has_twice_is_named(tmp_path: Path) -> None:
+    one = pa.array([1])
+    pq.write_table(pa.table([one, one], names=["x", "x"]), tmp_path / "rows.parquet")
+    with naming(DataError, "rows.parquet", "column x", "found several"):
+        InputRows([str(tmp_path / "rows.parquet")], ())
