@@ -17,6 +17,7 @@ from agentrl.config.keys import flatten
 from agentrl.errors import ConfigError
 from agentrl.observe.generations import Generation
 from agentrl.observe.tracking import RunInfo, Sink, need_package, one_line
+from agentrl.system.publish import published
 
 if TYPE_CHECKING:
     import swanlab
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 def kept_id(file: Path, new: str) -> str:
     """Return the id that `file` holds, or write `new` into it."""
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(new)
+        with published(file) as partial:
+            partial.write_text(new)
     return file.read_text().strip()
 
 

@@ -102,6 +102,9 @@ class MemoryPlan:
                 self._critic.backbone_params, self._ranks(self.config.critic.parallel), trained=True
             )
             found["critic's weights"], found["critic's optimizer"] = held["weights"], held["optimizer"]
+        judge = self.config.reward_model
+        if self.device != "cpu" and judge.starts_servers and not judge.enable_resource_pool:
+            found["reward model's servers"] = judge.rollout.gpu_memory_utilization * self.capacity
         kept = not roles.actor.fsdp_config.param_offload
         return found | {name: sum(sizes) for name, (_, sizes) in self._scoring.items() if kept or name != TEACHERS}
 

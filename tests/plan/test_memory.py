@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import Config, load_config
+from agentrl.config.sections.reward import ScoreModelConfig
 from agentrl.errors import ConfigError
 from agentrl.plan import __main__ as command
 from agentrl.plan.memory import MemoryPlan, check_room, doubled
@@ -91,6 +92,11 @@ def test_models_that_only_score_have_their_parts_and_moments(words: list[str], t
     assert planned(words, *itself).states == planned(words).states
     moved = planned(words, *taught, "trainer.device=auto", f"{ACTOR}.fsdp_config.param_offload=true", device="cuda")
     assert "teachers" not in moved.states and moved.moments[2].parts["teachers"] == large, "one after the other"
+    judge = planned(words).config.reward_model.model_copy(
+        update={"enable": True, "model": ScoreModelConfig(path="judge", generative=True)}
+    )
+    served = MemoryPlan(planned(words).config.model_copy(update={"reward_model": judge}), "cuda", 80)
+    assert served.states["reward model's servers"] == 40
     apart = planned(words, *scored, "reward_model.enable_resource_pool=true")
     assert "reward model" not in apart.states and apart.reward_model is None
 

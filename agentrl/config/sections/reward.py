@@ -232,7 +232,7 @@ class RewardModelConfig(RewardConfig):
 
     def findings(self) -> Iterator[Finding]:
         yield from super().findings()
-        if self.generates and self.rollout.server_urls is None:
+        if self.starts_servers:
             key = "rollout.name" if self.rollout.name == "vllm" else "model.generative"
             value = "vllm" if self.rollout.name == "vllm" else "true"
             yield from not_installed(self.rollout.name, f"reward_model.{key}={value}", "reward_model.rollout")
@@ -246,6 +246,11 @@ class RewardModelConfig(RewardConfig):
     def generates(self) -> bool:
         """Say whether scorers ask a generative reward model."""
         return self.enable and self.model.generative
+
+    @property
+    def starts_servers(self) -> bool:
+        """Say whether servers of a generative reward model are started."""
+        return self.generates and self.rollout.server_urls is None
 
 
 class CustomRewardConfig(Section):

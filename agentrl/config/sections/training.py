@@ -184,7 +184,7 @@ class Config(RolloutsConfig):
                 "reward_model out; the environment or the agent scores each role"
             )
         machines = self.rollout_workers > 1 or self.ray_init.address is not None
-        if scores.generates and scores.rollout.server_urls is None and not scores.enable_resource_pool and machines:
+        if scores.starts_servers and not scores.enable_resource_pool and machines:
             yield Finding(
                 "reward_model.model.generative=true starts servers on this machine alone, and several machines score: "
                 "give them devices of their own (reward_model.enable_resource_pool=true, reward_model.nnodes, "
