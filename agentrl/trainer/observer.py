@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Event = Literal["on_rollout", "on_batch", "on_update", "on_published", "on_end"]
 EVENTS: Sequence[Event] = ("on_rollout", "on_batch", "on_update", "on_published", "on_end")
-METHODS = (*EVENTS, "forget_after", "close")
+METHODS = ("on_first_validation", *EVENTS, "forget_after", "close")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,6 +96,9 @@ class StepObserver:
     A class that `trainer.observers` names is made without arguments, or with `options` where it has that parameter.
     """
 
+    def on_first_validation(self, step: StepDone) -> None:
+        """See the metrics of the validation before the first step; those of later ones are in their step's."""
+
     def on_rollout(self, step: Step) -> None:
         """See the step's trajectories, with their rewards."""
 
@@ -138,6 +141,13 @@ class Observers:
             one.forget_after(step)
         for one in self._of_user:
             _call(one.forget_after, step)
+
+    def tell_first_validation(self, step: StepDone) -> None:
+        """Show the validation before the first step, or of a run that only validates, to all observers."""
+        for one in self._ours:
+            one.on_first_validation(step)
+        for one in self._of_user:
+            _call(one.on_first_validation, step)
 
     def tell(self, event: Event, step: Step) -> None:
         """Call an event."""

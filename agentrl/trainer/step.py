@@ -297,6 +297,7 @@ class Trainer(Training[Config]):
         self.validate(step)
         if step.metrics:
             self.reports.log(self.step, step.metrics)
+            self.observers.tell_first_validation(step)
         return step
 
     def state(self) -> dict[str, JSON]:

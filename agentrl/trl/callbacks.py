@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigError
-from agentrl.trainer.observer import Step, StepObserver
+from agentrl.trainer.observer import Step, StepDone, StepObserver
 from agentrl.trl.names import REWARD
 from agentrl.trl.names_of_trl import advice
 
@@ -137,6 +137,9 @@ class Callbacks(StepObserver):
                         "Saves, validations and logs are due by save_steps, eval_steps and logging_steps"
                     )
 
+    def on_first_validation(self, step: StepDone) -> None:
+        self._evaluated_in(step)
+
     def on_rollout(self, step: Step) -> None:
         self._at(step.number - 1)
         self.call("on_step_begin")
@@ -154,8 +157,7 @@ class Callbacks(StepObserver):
         if (self._log_every > 0 and number % self._log_every == 0) or first:
             self.log(_means(self._kept))
             self._kept = []
-        if validated := {name: value for name, value in step.metrics.items() if name.startswith("val/")}:
-            self.evaluated(validated)
+        self._evaluated_in(step)
         if (self._save_every > 0 and number % self._save_every == 0) or is_last:
             self.call("on_save")
         if self._control.should_training_stop and not is_last:
@@ -176,6 +178,10 @@ class Callbacks(StepObserver):
         self._state.log_history.append(entry)
         self.call("on_evaluate", metrics=found)
         return found
+
+    def _evaluated_in(self, step: StepDone) -> None:
+        if validated := {name: value for name, value in step.metrics.items() if name.startswith("val/")}:
+            self.evaluated(validated)
 
     def forget_after(self, step: int) -> None:
         """Go back to a step. The first call, before any rollout, is the begin of the training."""

@@ -145,6 +145,10 @@ class Watching(TrainerCallback):
         else:
             assert logs["learning_rate"] > 0 and logs["rewards/length/mean"] >= 0
 
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        assert metrics["eval_reward"] >= 0
+        self.events.append(("evaluate", state.global_step))
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.events.append(("end", state.global_step))
 
@@ -165,11 +169,12 @@ def test_callbacks_history_evaluation_and_resuming(policy_dir: Path, at_home: Pa
         eval_dataset=ROWS[:2],
         num_generations_eval=2,
         reward_weights=[1.0, 0.5],
+        eval_on_start=True,
     )
     result = trainer.train()
     assert result.global_step == 2 and trainer.state.global_step == 2
     assert watching.events == [
-        *(("begin", 0), ("step", 1), ("log", 1), ("step", 2), ("log", 2), ("log", 2), ("end", 2)),
+        *(("begin", 0), ("evaluate", 0), ("step", 1), ("log", 1), ("step", 2), ("log", 2), ("log", 2), ("end", 2)),
     ]
     assert set(seen) == {0, 1}
     history = [entry for entry in trainer.state.log_history if "reward" in entry]
