@@ -68,6 +68,8 @@ from agentrl.reward.statement import (
     other_numerals,
     relations,
     with_equation,
+    without_gaps,
+    without_point,
 )
 
 if not hasattr(PSParser.AtomContext, "FUNC_GAMMA"):
@@ -137,7 +139,8 @@ class Formula(NamedTuple):
 
 def read_gold(ground_truth: str) -> Formula:
     """The formula of a ground truth. Raises ValueError without a formula."""
-    boxed = ground_truth if "\\boxed" in ground_truth else f"\\boxed{{{ground_truth.strip().strip('$')}}}"
+    written = without_gaps(without_point(ground_truth.strip().strip("$")))
+    boxed = written if "\\boxed" in written else f"\\boxed{{{written}}}"
     gold = _last_formula(boxed, [LatexExtractionConfig()])
     if gold is None:
         raise ValueError(f"the ground truth {ground_truth!r} is not mathematics that can be read")
@@ -173,8 +176,9 @@ def _read_answer(solution: str, *, boxed: bool) -> tuple[Formula | None, str]:
     ways = [LatexExtractionConfig(), ExprExtractionConfig()]
     box = last_box(solution)
     if box is not None:
+        box = without_gaps(without_point(box))
         return _last_formula(f"\\boxed{{{box}}}", ways), box
-    stated = with_equation(final_statement(solution))
+    stated = with_equation(without_gaps(final_statement(solution)))
     if boxed or (is_glued(stated) and not _MATH.search(stated)):
         return None, stated
     return _last_formula(stated, ways), stated

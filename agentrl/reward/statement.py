@@ -52,6 +52,10 @@ _MULTIPLIER = re.compile(
 _ARITHMETIC = re.compile(r"[-+*/×÷·−^().,\d\s=]+")
 _AROUND = " \t.,*"
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_GAP = r"(?:\\[,;: ]|~)"
+_GROUPED = re.compile(rf"(?<![\d.^_])(?<!\d~)(?<!\d\\[,;: ])\d{{1,3}}(?:{_GAP}\d{{3}})+(?!\d|{_GAP}\d)")
+"""Whole number whose digits stand in groups of three, with a gap between them."""
+_PERCENT = re.compile(rf"(?<=\d)\s*(?:{_GAP}\s*)+(?=\\?%)")
 _LISTED = re.compile(r"\\(?:[{}]|[lr]brace|[lr]angle)(?![a-zA-Z])")
 _TAG = re.compile(r"</?\w+>")
 _UNIT_POWER = re.compile(r"(?<=[a-zA-Z}])\s?\^\s?\{?[23]\}?")
@@ -73,6 +77,20 @@ def last_box(text: str) -> str | None:
                 return rest[1:end]
         escaped = sign == "\\" and not escaped
     return ""
+
+
+def without_gaps(text: str) -> str:
+    r"""Return a text without gaps in whole numbers and before percents, as in `10\,000` and `30\,\%`.
+
+    The reader of formulas takes the first for a product, and does not read the second.
+    """
+    return _PERCENT.sub("", _GROUPED.sub(lambda match: re.sub(_GAP, "", match[0]), text))
+
+
+def without_point(text: str) -> str:
+    """Return a formula without a sentence's point at its end, as in `10.`, which the reader of formulas cannot read."""
+    bare = text.rstrip()
+    return bare[:-1] if bare.endswith(".") and not bare.endswith("..") else text
 
 
 def final_statement(text: str) -> str:

@@ -17,6 +17,8 @@ from agentrl.reward.statement import (
     other_numerals,
     relations,
     with_equation,
+    without_gaps,
+    without_point,
 )
 from tests.reward.test_math import JUDGES
 
@@ -294,6 +296,7 @@ def test_the_last_box_and_the_last_sentence() -> None:
 
 HOSTILE = ["\\boxed{" * 30_000, "{" * 200_000, "$$" * 100_000, ". " * 100_000, "<a" * 100_000, "\\lim_{" * 30_000]
 HOSTILE += ["1 =" * 100_000, "= " * 200_000, "1" + " " * 200_000, "1\\text{" * 60_000]
+HOSTILE += ["1\\,000" * 60_000, "1~" * 100_000, "1\\, " * 60_000, "1\\,000" + "\\,000" * 60_000 + "\\,0"]
 HOSTILE += ["1," * 100_000, "1" * 200_000, "\\[" * 100_000 + "\\]", "n't" * 60_000, "I hope it is correct" * 9_000]
 
 
@@ -301,6 +304,6 @@ HOSTILE += ["1," * 100_000, "1" * 200_000, "\\[" * 100_000 + "\\]", "n't" * 60_0
 def test_no_text_takes_more_than_linear_time(text: str) -> None:
     """Each is so long that quadratic time would be many minutes."""
     readers = (last_box, final_statement, hedges, is_glued, is_listed, is_scaled, numbers, other_numerals, relations)
-    for read in (*readers, with_equation):
+    for read in (*readers, with_equation, without_gaps, without_point):
         read(text)
     assert final_statement(text + "\n\nSo 3.") == "So 3."
