@@ -61,6 +61,8 @@ CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU = 1 << 24, 1 << 27
 in backward. Each chunk reads all weights of the head and adds up a gradient as large, which for small chunks would take
 a GPU longer than the products."""
 
+_WINDOW = 8
+"""Tokens of a window while a model's packed attention is compared with its own."""
 _LAYER = re.compile(r"([^0-9]*\.)(\d{1,9})(\..*)")
 """Name of a weight of a layer: the text before its number, the number, the text after."""
 
@@ -214,14 +216,14 @@ def check_packed_attention(model: PreTrainedModel) -> None:
     layout = flat_layout(offsets, ids.device) if keeps_state(model.config) else make_layout(ids, offsets)
     attention = _RecordingAttention(layout)
     probe = None if head is None else image_probe(model)
-    with torch.no_grad(), _exact_products():
+    with torch.no_grad(), _exact_products(), _narrow_windows(model):
         select_attention(model, "eager")  # the default, sdpa, leaves out score caps
         own_with_image = None if probe is None else _own_with_image(model, probe)
-        with _recorded_states(model) as states:
-            output = model(input_ids=ids[8:].view(2, 16), use_cache=False)
-        own = (output.last_hidden_state if head is None else output.logits).flatten(0, 1)
+        given = {"input_ids": ids[8:].view(2, 16), "use_cache": False}
+        states = model.base_model(**given).last_hidden_state.flatten(0, 1)
+        own = states if head is None else model(**given).logits.flatten(0, 1)
         if head is not None:
-            made = head(states[-1].flatten(0, 1))  # not what the head was given, which some models scale before
+            made = head(states)  # not what the head was given, which some models scale before
             keep_scale(model, HeadScale.measured(model.config.get_text_config(), made, own))
         select_attention(model, IMPLEMENTATION)
         run = partial(forward_packed, model, ids[layout.stored], layout.positions, attention)
@@ -245,14 +247,24 @@ def check_packed_attention(model: PreTrainedModel) -> None:
 
 
 @contextlib.contextmanager
-def _recorded_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Record the last hidden states [B, L, H] that the backbone returns inside the block."""
-    states: list[torch.Tensor] = []
-    handle = model.base_model.register_forward_hook(lambda module, given, found: states.append(found[0]))
+def _narrow_windows(model: PreTrainedModel) -> Iterator[None]:
+    """Narrow the model's windows to `_WINDOW` tokens inside the block, so that they act on the sequences compared.
+
+    Some families have the window in the mask that transformers makes, and do not name it to the attention. A window
+    that no sequence reaches stays.
+    """
+    config, limit = model.config.get_text_config(), longest_context(model)
+    width = getattr(config, "sliding_window", None)
+    owners: list[object] = []
+    if isinstance(width, int) and width > _WINDOW and (limit is None or width < limit):
+        owners = [one for one in (config, *model.modules()) if vars(one).get("sliding_window") == width]
     try:
-        yield states
+        for one in owners:
+            setattr(one, "sliding_window", _WINDOW)  # noqa: B010  # mypy knows of no such attribute
+        yield
     finally:
-        handle.remove()
+        for one in owners:
+            setattr(one, "sliding_window", width)  # noqa: B010
 
 
 @contextlib.contextmanager

@@ -344,9 +344,25 @@ def checkpoint_layers(model: PreTrainedModel, keep_all: Collection[nn.Module] = 
         if isinstance(module, GradientCheckpointingLayer):
             # Only this flag, not its children's: the layer recomputes only when training.
             module.training = id(module) not in whole
-            if offload:
-                layer = cast(_CheckpointingLayer, module)
-                layer._gradient_checkpointing_func = offloading(layer._gradient_checkpointing_func)
+            layer = cast(_CheckpointingLayer, module)
+            saved = layer._gradient_checkpointing_func
+            layer._gradient_checkpointing_func = in_eval_mode(module, offloading(saved) if offload else saved)
+
+
+def in_eval_mode(layer: nn.Module, checkpoint: _Checkpoint) -> _Checkpoint:
+    """Wrap a function that checkpoints `layer`: the layer's forward sees eval mode, as it may call dropout itself."""
+
+    def run(forward: _Checkpoint, *args: object) -> object:
+        def evaluated(*given: object) -> object:
+            layer.training = False
+            try:
+                return forward(*given)
+            finally:
+                layer.training = True
+
+        return checkpoint(evaluated, *args)
+
+    return cast(_Checkpoint, run)
 
 
 def _matrix_names(root: PolicyModel | ValueModel | ScoreModel) -> set[str]:

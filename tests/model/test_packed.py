@@ -280,6 +280,20 @@ def test_other_architectures_are_refused(family: str, options: dict[str, Any], w
         use_packed_attention(AutoModelForCausalLM.from_config(config))
 
 
+def test_a_window_that_only_masks_know_is_refused_where_sequences_reach_it() -> None:
+    """Qwen2-MoE does not name its window to the attention; the sequences that are compared have 16 tokens."""
+    with naming(ConfigError, "packed sequences", "differ"):
+        use_packed_attention(make_model("qwen2-moe", use_sliding_window=True, sliding_window=24))
+    use_packed_attention(make_model("qwen2-moe", use_sliding_window=True, sliding_window=256))
+    model = use_packed_attention(make_model("mistral, window 7", sliding_window=24))
+    widths = [model.config.sliding_window, *(layer.self_attn.config.sliding_window for layer in model.model.layers)]
+    assert widths == [24] * 3, "as before"
+    ids, offsets = torch.arange(60), torch.tensor([0, 60])
+    own = make_model("mistral, window 7", sliding_window=24)(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+    found = token_logprobs(model, ids, offsets).logprobs[1:]
+    assert torch.allclose(found, own.gather(1, ids[1:, None])[:, 0], atol=1e-4)
+
+
 def test_a_saved_model_does_not_name_our_attention(tmp_path: Any) -> None:
     make_model("qwen3").save_pretrained(tmp_path / "a")
     model = load_model(str(tmp_path / "a"))

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.model.compiled import text_layers
+from agentrl.model.packed import token_logprobs, use_packed_attention
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.workers import PolicyWorker
+from agentrl.workers.learner import checkpoint_layers
 from tests.naming import assert_names
 from tests.workers.conftest import SHAPE, BatchMaker, WorkerMaker, fsdp, same_weights
 from tests.workers.made import policy_worker
@@ -38,6 +41,22 @@ def test_gradients_are_the_same_bits_however_many_layers_are_computed_again(
     assert micro_batches > 1 and len(found[False]) > 20
     for value, gradients in found.items():
         assert all(torch.equal(gradients[name], plain) for name, plain in found[False].items()), value
+
+
+def test_layers_that_are_computed_again_drop_nothing_out() -> None:
+    """OPT's layers call the function of dropout themselves, by their own flag."""
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    config = AutoConfig.for_model("opt", vocab_size=61, ffn_dim=48, num_attention_heads=4, dropout=0.5, **sizes)
+    model = use_packed_attention(AutoModelForCausalLM.from_config(config))
+    ids, offsets, found = torch.arange(24), torch.tensor([0, 9, 24]), []
+    for _ in range(2):
+        model.zero_grad()
+        logprobs = token_logprobs(model, ids, offsets).logprobs
+        logprobs.sum().backward()
+        found.append([logprobs, *(param.grad for param in model.parameters() if param.grad is not None)])
+        checkpoint_layers(model)
+    assert len(found[0]) == len(found[1]) > 20
+    assert all(torch.equal(one, again) for one, again in zip(*found, strict=True))
 
 
 def count_runs(worker: PolicyWorker) -> list[int]:
@@ -83,7 +102,7 @@ def test_a_micro_batch_that_runs_out_of_memory_is_tried_again_with_all_layers_co
 
     def watch(layer: torch.nn.Module, given: object, output: torch.Tensor) -> None:
         nonlocal passes
-        if layer.training or not torch.is_grad_enabled():
+        if layer.gradient_checkpointing or not torch.is_grad_enabled():
             return
         passes += 1
         if passes == of_pass + 1:
