@@ -90,7 +90,7 @@ class AdaptiveKLController(FixedKLController):
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        coef = state["coef"]
+        coef = state.get("coef", self.coef)  # a constant coefficient had no state
         if not isinstance(coef, int | float):
             raise TypeError(f"expected a number as coef, found {coef!r:.100}")
         self.coef = coef

@@ -297,7 +297,7 @@ class TrainingRun(Generic[ConfigT]):
                     stage.advance()
         with nullcontext() if path is None else reading_state(path):
             self.training.restore(state)
-            if path is not None and (budget := self._setting.budget) is not None:
+            if (budget := self._setting.budget) is not None:
                 budget.restore(state.get("budget"))
         self._saved = self.step
         self.training.loaded()

@@ -28,7 +28,7 @@ correction are then taken over the tokens of the update:
 | `actor/success_nll` | likewise: negative log-likelihood of the policy tokens of trajectories that succeed |
 | `actor/observation_nll` | likewise: of what the policy read after its first token |
 | `actor/teacher_loss` | the teacher's term of the loss, without coefficient, likewise |
-| `actor/expert_loss` | mean negative log-likelihood of an expert's transcripts, without coefficient, likewise |
+| `actor/expert_loss` | likewise, of the steps with transcripts of an expert: their mean negative log-likelihood |
 | `actor/moe_aux_loss`, `actor/moe_z_loss` | losses of a mixture's routers, without coefficients, likewise |
 | `distill/kl` | mean over the sampled tokens with a teacher of log p - log p of the teacher, before the update |
 | `distill/taught_fraction` | fraction of the policy tokens that have a teacher |
@@ -311,10 +311,11 @@ class Trainer(Training[Config]):
         return state
 
     def restore(self, state: Mapping[str, JSON]) -> None:
-        if self.kl_controller is not None:
-            self.kl_controller.load_state_dict(as_mapping(state["kl_controller"]))
-        if self.entropy_control is not None:
-            self.entropy_control.restore(state["entropy_coef"])
+        # A run that resumes may begin to control what the checkpoint's run did not.
+        if self.kl_controller is not None and (kl := state.get("kl_controller")) is not None:
+            self.kl_controller.load_state_dict(as_mapping(kl))
+        if self.entropy_control is not None and (coef := state.get("entropy_coef")) is not None:
+            self.entropy_control.restore(coef)
         if self.running_returns is not None:
             self.running_returns.restore(state.get("running_returns"))
         self.source.load_state(state)

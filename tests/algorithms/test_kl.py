@@ -91,6 +91,8 @@ def test_the_adaptive_coefficient_survives_a_checkpoint_and_the_fixed_one_is_the
     resumed = AdaptiveKLController(0.1, target=0.5, horizon=10)
     resumed.load_state_dict(adaptive.state_dict())
     assert resumed.coef == adaptive.coef == pytest.approx(0.1 * (1 - 0.2 * 0.5))
+    resumed.load_state_dict(FixedKLController(0.7).state_dict())
+    assert resumed.coef == adaptive.coef, "a constant coefficient leaves no state"
     fixed = FixedKLController(0.3)
     fixed.update(100.0, 5)
     fixed.load_state_dict(FixedKLController(0.7).state_dict())

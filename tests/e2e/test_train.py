@@ -52,6 +52,15 @@ def test_what_a_run_leaves_behind(small_run: Overrides, tmp_path: Path, policy_d
     assert AutoTokenizer.from_pretrained(run / "policy").chat_template
 
 
+def test_a_continued_run_may_begin_to_steer_the_kl_and_the_entropy(small_run: Overrides, tmp_path: Path) -> None:
+    more = ["use_kl_in_reward=true", "kl_ctrl.type=adaptive"]
+    keys = [*(f"algorithm.{key}" for key in more), "actor_rollout_ref.actor.target_entropy=50"]
+    for steps, changes in ((1, []), (2, keys)):
+        assert main(small_run(*changes, f"trainer.total_training_steps={steps}", "data.val_files=null")) == 0
+    last = lines(tmp_path / "run")[-1]
+    assert (last["step"], last["actor/entropy_coeff"], last["actor/reward_kl_penalty_coeff"]) == (2, 0.0, 0.001)
+
+
 @pytest.mark.slice(2, "matrix")
 @pytest.mark.parametrize(
     "changes",

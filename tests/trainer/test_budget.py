@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -16,6 +18,7 @@ from agentrl.sft import main as sft
 from agentrl.train import main as train
 from agentrl.trainer.budget import RECENT, Budget
 from agentrl.trainer.observer import StepDone
+from agentrl.trainer.run import TrainingRun
 from tests.config.loading import load
 from tests.e2e.test_docs import commands
 from tests.e2e.test_resume import numbers
@@ -87,6 +90,17 @@ def test_minutes_count_over_kills_and_tokens_along_the_steps_of_a_checkpoint(tmp
     assert elsewhere.budget.minutes == 10 and elsewhere.budget.over is not None
     anew = Steps(tmp_path, resumes=False, minutes=60)
     assert anew.budget.minutes == 0
+
+
+def test_a_run_that_goes_back_to_its_start_has_its_tokens_again(tmp_path: Path) -> None:
+    """A worker died before the first checkpoint."""
+    steps = Steps(tmp_path, minutes=60, tokens=1000)
+    steps.take(10, 100)
+    run: Any = object.__new__(TrainingRun)
+    run._first, run._setting = {"step": 0}, SimpleNamespace(budget=steps.budget)
+    run.training = SimpleNamespace(step=0, restore=lambda state: None, loaded=lambda: None)
+    run._load(None)
+    assert (steps.budget.minutes, steps.budget.tokens) == (10, 0)
 
 
 def test_a_budget_that_is_spent_before_the_first_step(tmp_path: Path) -> None:
