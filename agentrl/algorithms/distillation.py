@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Head = Callable[[Tensor], Tensor]
 """Function from hidden states [M, H] to logits [M, V] float32 at the policy's temperature."""
+IMPOSSIBLE = -100.0
+"""Log-prob of a listed token that is in the teacher's vocabulary alone. Its id stands for no token of the policy's."""
 LEAST = 1e-7
 """Least probability of all tokens that are not compared one by one: the rounding of a sum of float32."""
 
@@ -149,7 +151,8 @@ class TeacherLoss(Term):
         assert self.function is not None
         if self.config.scope == "top_k":
             ids, told = scores[:, 1:].chunk(2, dim=1)
-            found = self.function(with_rest(student.gather(1, ids.long())), with_rest(told))
+            own = torch.where(told > IMPOSSIBLE, student.gather(1, ids.long()), IMPOSSIBLE)
+            found = self.function(with_rest(own), with_rest(told))
         else:
             with torch.no_grad():
                 logits = self.heads[teacher](scores[:, 1:])

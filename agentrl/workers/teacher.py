@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from transformers import AutoConfig
 
-from agentrl.algorithms.distillation import Head
+from agentrl.algorithms.distillation import IMPOSSIBLE, Head
 from agentrl.config.sections.distillation import DistillationConfig, TeacherConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.parallel import Parallel
@@ -29,9 +29,6 @@ from agentrl.system.loop_thread import run_apart
 from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences, token_places
 from agentrl.workers.forward import forward_tokens
-
-IMPOSSIBLE = -100.0
-"""Log-prob of a token that is in the teacher's vocabulary alone."""
 
 
 class Teacher(Protocol):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.distillation import TeacherLoss, with_rest, with_teacher_advantages
+from agentrl.algorithms.distillation import IMPOSSIBLE, TeacherLoss, with_rest, with_teacher_advantages
 from agentrl.algorithms.divergences import ForwardKLOptions, JSOptions, forward_kl, js, reverse_kl
 from agentrl.config.sections.distillation import DistillationConfig
 from agentrl.errors import TrainingError
@@ -164,6 +164,20 @@ def test_top_k_compares_the_teachers_tokens_and_the_rest() -> None:
     assert found.tolist() == pytest.approx([expected, 0, 0])
     (gradient,) = torch.autograd.grad(found.sum(), student)
     assert gradient[1:].abs().sum() == 0 and gradient[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("divergence", ["forward_kl", "reverse_kl", "js"])
+def test_a_listed_token_of_the_teacher_alone_is_no_token_of_the_policy(divergence: str) -> None:
+    """Its id 0 is in the policy's vocabulary, and the policy's likeliest."""
+    term = TeacherLoss.from_config(config_of(scope="top_k", top_k=2, divergence=divergence))
+    alone = TeacherLoss.from_config(config_of(scope="top_k", top_k=1, divergence=divergence))
+    assert term is not None and alone is not None
+    student = logs([7 / 8, 1 / 16, 1 / 16])
+    listed, place = math.log(1 / 2), torch.tensor([0])
+    found = term.compare(batch_of([[-1.0, 2.0, 0.0, listed, IMPOSSIBLE]], [0.0], teacher=0))(student, place)
+    assert found.tolist() == pytest.approx(
+        alone.compare(batch_of([[-1.0, 2.0, listed]], [0.0], teacher=0))(student, place).tolist()
+    )
 
 
 def test_full_takes_each_teachers_own_head_and_the_ids_that_both_have() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.algorithms.distillation import IMPOSSIBLE
 from agentrl.config.sections.distillation import DistillationConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import ConfigError, TrainingError
-from agentrl.workers.teacher import IMPOSSIBLE, ServedTeacher, TeacherWorker
+from agentrl.workers.teacher import ServedTeacher, TeacherWorker
 from tests.naming import naming
 from tests.workers.conftest import BatchMaker
 from tests.workers.teacher_server import TeacherServer, serving
