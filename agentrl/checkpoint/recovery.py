@@ -95,18 +95,24 @@ def check_same_form(path: Path, state: Mapping[str, JSON], config: Section) -> N
 
 
 def remark_on_schedule(
-    state: Mapping[str, JSON], steps_per_epoch: int, total: int, rates: Mapping[str, OptimConfig]
+    state: Mapping[str, JSON],
+    steps_per_epoch: int,
+    total: int,
+    rates: Mapping[str, OptimConfig],
+    waits: Mapping[str, int] = {},
 ) -> str | None:
     """Say that the checkpoint's run would have had other learning rates, as it was to take another number of steps.
 
-    None where it would not. `rates`: the optimizers by their keys.
+    None where it would not. `rates`: the optimizers by their keys. `waits`: likewise, the first steps that an optimizer
+    does not take, before its schedule begins.
     """
     config = state.get("config")
     steps, epochs = _value(config, "trainer.total_training_steps"), _value(config, "trainer.total_epochs")
     before = steps if isinstance(steps, int) else epochs * steps_per_epoch if isinstance(epochs, int) else total
     for key, optim in rates.items():
-        for step in range(step_in(state) + 1, total + 1):
-            old, new = (optim.lr * lr_factor(optim, step, last) for last in (before, total))
+        wait = waits.get(key, 0)
+        for step in range(max(step_in(state), wait) + 1, total + 1):
+            old, new = (optim.lr * lr_factor(optim, step - wait, last - wait) for last in (before, total))
             if old != new:
                 return (
                     f"the checkpoint's run was to take {before} steps, and this one takes {total}: by {key} the rate "

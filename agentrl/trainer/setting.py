@@ -64,11 +64,12 @@ def open_setting(
     Raises UserError: no step is left to train, the checkpoint is of other data or of a model of another form, or a
     folder cannot be used.
     """
-    trainer, only_validates = config.trainer, False
+    trainer, only_validates, waits = config.trainer, False, dict[str, int]()
     if isinstance(config, Config):
         actor, only_validates = config.actor_rollout_ref.actor, config.trainer.val_only
         keep, keys = config.trainer.max_actor_ckpt_to_keep, actor.checkpoint
         rates = {"actor_rollout_ref.actor.optim": actor.optim, "critic.optim": config.critic.optim}
+        waits = {"actor_rollout_ref.actor.optim": config.trainer.critic_warmup}
     else:
         keep, keys, rates = config.trainer.max_ckpt_to_keep, config.trainer.checkpoint, {"optim": config.optim}
     total = trainer.total_training_steps or trainer.total_epochs * steps_per_epoch
@@ -107,7 +108,7 @@ def open_setting(
                     f"{found[0]} is of the step after which the run ended: {over}. There is nothing left to train. The "
                     f"policy is in {policy}. For another run name another trainer.experiment_name"
                 )
-            if last and (remark := remark_on_schedule(found[1], steps_per_epoch, last, rates)):
+            if last and (remark := remark_on_schedule(found[1], steps_per_epoch, last, rates, waits)):
                 display.warn(remark)
         tracker = stack.enter_context(closing(Tracker.from_config(trainer, folder.path, config, display)))
         yield RunSetting(config, chat, display, folder, checkpoints, tracker, total, found and found[0], budget)

@@ -37,6 +37,8 @@ from agentrl.workers.trainable import TrainableWorker, UpdateReport
 
 POLICY_TOKENS = "policy_tokens"
 """The sum, over an update's forward passes, of the policy tokens that they went over."""
+EXPERT_TOKENS = "expert_tokens"
+"""The sum of the tokens of an expert's transcripts that an optimizer step learns."""
 LOSS_WEIGHT = "loss_weight"
 """The sum of the weights that tokens have in the loss of a mini-batch."""
 ENTROPY: Needs = frozenset({"entropy"})
@@ -331,9 +333,9 @@ class PolicyWorker(TrainableWorker[TokenScores]):
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""
-            return add_up(
-                [self._expert], Scored(micro, found, found.logprobs), scale, {self._expert.name: scale.tokens}
-            )[:2]
+            scored = Scored(micro, found, found.logprobs)
+            total, sums, _ = add_up([self._expert], scored, scale, {self._expert.name: scale.tokens})
+            return total, sums | {EXPERT_TOKENS: micro.mask.sum()}
 
         return MiniBatch(f"transcripts of optimizer step {place + 1}", sequences, loss)
 
@@ -350,6 +352,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         means |= {name: name for name in ("loss", AUX_LOSS, Z_LOSS) if name in names}
         by_token = {name.removeprefix(BY_TOKEN): name for name in names if name.startswith(BY_TOKEN)}
         found = report.metrics("actor", means, by_token)
+        if learnt := [one.sums[self._expert.name] for one in report.taken if one.sums.get(EXPERT_TOKENS)]:
+            found[f"actor/{self._expert.name}"] = sum(learnt) / len(learnt)
         corrections = [name for name in names if name.startswith(CORRECTION)]
         if not corrections:
             return found

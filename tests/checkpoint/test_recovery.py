@@ -63,3 +63,5 @@ def test_a_changed_number_of_steps_is_told_where_it_changes_the_rates() -> None:
     assert remark_on_schedule(state, 5, 20, {"optim": constant}) is None
     assert remark_on_schedule(state, 5, 10, rates) is remark_on_schedule(by_epochs, 5, 10, rates) is None
     assert remark_on_schedule({"step": 4}, 5, 20, rates) is None, "an older checkpoint"
+    waiting = remark_on_schedule(state, 5, 20, {"optim": linear}, {"optim": 5})
+    assert waiting is not None and "the rate of step 7 is 0.933, and was to be 0.8" in waiting, "after the critic's"

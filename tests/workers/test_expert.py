@@ -53,6 +53,21 @@ def test_transcripts_are_spread_over_the_optimizer_steps_and_0_is_none(
     assert not same_weights(none, some, 1e-4)
 
 
+def test_the_metric_is_the_mean_over_the_steps_with_transcripts(
+    make_worker: WorkerMaker, make_batch: BatchMaker
+) -> None:
+    """One transcript, and four optimizer steps at a rate that changes nothing."""
+    expert, batch = transcripts(make_batch).select([0]), make_batch()
+    batch = batch.with_fields(old_logprobs=torch.zeros(batch.num_tokens))
+    four, one = (
+        make_worker(ActorConfig(ppo_mini_batch_size=prompts, optim=OptimConfig(lr=1e-12))).update(
+            batch, step=1, expert=expert
+        )["actor/expert_loss"]
+        for prompts in (1, 4)
+    )
+    assert four == pytest.approx(one, rel=1e-4)
+
+
 def test_each_pass_takes_every_transcript_once_in_another_order() -> None:
     samples = [SFTSample(np.array([number, 1], np.int32), np.array([False, True])) for number in range(7)]
     stream = ExpertStream(samples, batch_size=3, seed=1)
