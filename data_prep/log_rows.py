@@ -12,6 +12,7 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
@@ -30,7 +31,7 @@ from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Message, ToolCall
 from agentrl.trajectory.sample import row_place
 from data_prep.conversation_formats import BadConversation, Conversation, tools_of
-from data_prep.files import write_rows, write_text
+from data_prep.files import fill_parquet, writing
 from data_prep.left_out import LeftOuts
 from data_prep.tool_conversations import MESSAGE, SERVED, checked
 
@@ -314,12 +315,12 @@ def schema_of(tools: Sequence[str]) -> pa.Schema:
     return pa.schema(columns)
 
 
-def write_tools(path: Path, schemas: Mapping[str, str]) -> None:
-    """Write the tools that give recorded answers, as a run takes them."""
+def tools_text(schemas: Mapping[str, str]) -> str:
+    """Write the tools that give recorded answers as YAML, as a run takes them."""
     entries = [
         {"class_name": "tools.recorded.RecordedTool", "tool_schema": json.loads(tool)} for tool in schemas.values()
     ]
-    write_text(path, yaml.safe_dump({"tools": entries}, sort_keys=False, allow_unicode=True))
+    return str(yaml.safe_dump({"tools": entries}, sort_keys=False, allow_unicode=True))
 
 
 def make(given: argparse.Namespace) -> None:
@@ -351,13 +352,15 @@ def make(given: argparse.Namespace) -> None:
             print(line)
         if not prompts.by_key:
             raise DataError(f"{prompts.source}: no conversation can be a row; the reasons stand above")
-    for name, prompts in files.items():
-        rows = rows_of(prompts, judged=given.judge, recorded=bool(schemas))
-        print(f"{given.out / name}: {write_rows(given.out / name, rows, schema_of(list(schemas)))} rows")
-    if schemas:
-        write_tools(given.out / TOOLS, schemas)
-    if given.judge:
-        write_text(given.out / RUBRIC, JUDGES)
+    texts = {TOOLS: tools_text(schemas)} if schemas else {}
+    texts |= {RUBRIC: JUDGES} if given.judge else {}
+    with ExitStack() as stack:  # all are written before one appears: rows fit the tools that come with them
+        made = {name: stack.enter_context(writing(given.out / name)) for name in (*files, *texts)}
+        for name, text in texts.items():
+            made[name].write_text(text, encoding="utf-8")
+        for name, prompts in files.items():
+            rows = rows_of(prompts, judged=given.judge, recorded=bool(schemas))
+            print(f"{given.out / name}: {fill_parquet(made[name], rows, schema_of(list(schemas)))} rows")
 
 
 def main(arguments: list[str] | None = None) -> int:

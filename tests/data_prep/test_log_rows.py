@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import yaml
 
 from agentrl.data.dataset import FileDataset
+from data_prep.files import Row, fill_parquet
 from data_prep.log_rows import main
 from data_prep.traces import SCHEMA
 from data_prep.traces import main as traces
@@ -209,6 +212,22 @@ def test_held_out_prompts_are_not_trained_on(tmp_path: Path, capsys: pytest.Capt
     (kept,) = pq.read_table(tmp_path / "out" / "held_out.parquet").to_pylist()
     assert (contents(kept), truth(kept)) == (["b"], (["3"], []))
     assert_names(capsys.readouterr().out, held_out)
+
+
+def test_a_full_disk_leaves_the_files_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of one command never stand next to tools, or rows held out, of another."""
+    source = file(tmp_path, row(asks("a"), says("1")))
+    held_out = file(tmp_path, row(asks("b"), says("3")), name="b.parquet")
+    left = iter([True])
+
+    def filled(path: Path, rows: Iterable[Row], schema: pa.Schema) -> int:
+        if not next(left, False):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return fill_parquet(path, rows, schema)
+
+    monkeypatch.setattr("data_prep.log_rows.fill_parquet", filled)
+    assert main(["--source", str(source), "--held-out", str(held_out), "--out", str(tmp_path / "out")]) == 2
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_tools_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
