@@ -108,6 +108,8 @@ class UpdateChecks(Generic[Found]):
         self.steps = StepWatch(section.optim, section.grad_clip, learning.total_steps)
         self._report = Report()
         self._passes: list[_Pass] = []
+        self._measured: list[tuple[Tensor, Tensor | None]] = []
+        """Seals of the sequences, and numbers, of each pass whose backward pass is done."""
         self._rows: list[Tensor] = []
         self._seals: list[Tensor] = []
         self._speaks, self._begun = True, False
@@ -127,6 +129,7 @@ class UpdateChecks(Generic[Found]):
         for name, values in scores.items():
             if values.requires_grad:
                 values.register_hook(partial(grads.__setitem__, name))
+        self._measure_passes()  # its micro-batch need not stay on the device until the step
         self._passes.append(_Pass(micro, scores["score"].detach(), factor, self._counts, not self._begun, grads))
         self._report.seconds += time.thread_time() - begun
 
@@ -150,6 +153,7 @@ class UpdateChecks(Generic[Found]):
     def result(self) -> UpdateChecked:
         begun = time.thread_time()
         self._passes.clear()
+        self._measured.clear()
         report = self._report
         watched = bool(self._seals) or self._begun
         report.findings += _differences(self._rows, self.learnt, self.dtype)
@@ -165,11 +169,16 @@ class UpdateChecks(Generic[Found]):
         return UpdateChecked(report, seals, watched)
 
     def _compare(self) -> None:
+        self._measure_passes()
+        self._seals += [seals for seals, _ in self._measured]
+        self._rows += [row for _, row in self._measured if row is not None]
+        self._measured.clear()
+
+    def _measure_passes(self) -> None:
         for one in self._passes:
-            self._seals.append(seal(one.micro))
             wanted = self.learnt.slopes(one.micro, one.scores, one.counts)
-            if wanted is not None and one.micro.num_tokens:
-                self._rows.append(_measure(one, wanted, self.learnt))
+            row = None if wanted is None or not one.micro.num_tokens else _measure(one, wanted, self.learnt)
+            self._measured.append((seal(one.micro), row))
         self._passes.clear()
 
 

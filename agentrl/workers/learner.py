@@ -24,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.checkpoint.state import StateWriterFactory, checksums
 from agentrl.config.registries import CHECKPOINT_WRITERS
-from agentrl.errors import CheckpointError
+from agentrl.errors import CheckpointError, ConfigError
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel, ScoreModel, ValueModel
 from agentrl.model.packed import shares_beginnings
@@ -61,8 +61,8 @@ class Learner(Generic[Found]):
         recomputed = settings.model.recomputed(len(layers))
         if recomputed:
             checkpoint_layers(base, layers[recomputed:], offload=settings.model.enable_activation_offload)
-        self._keep_all = len(layers) - recomputed
-        """Layers that keep all their activations for the backward pass."""
+        self._keep_all = len(layers) - recomputed if base.supports_gradient_checkpointing else 0
+        """Layers that keep all their activations for the backward pass, and could be computed again in place of it."""
         self._base = base
         partial = shard(root, base, mesh, autocast=root.autocast)
         read_weights(root, base)
@@ -273,16 +273,19 @@ class Learner(Generic[Found]):
 
         Where it fails for want of memory, all layers are computed again in the backward pass from then on, where some
         had kept their activations, and all works are done again: the gradients so far may have a part of this work's.
-        Ranks that work together cannot repeat what one of them has no room for.
+        Ranks that work together cannot repeat what one of them has no room for. What is never repeated is not kept: a
+        work holds its micro-batch.
         """
+        repeats = self._keep_all > 0 and self.is_whole
         try:
             work()
         except torch.OutOfMemoryError as error:
-            if not self._keep_all or not self.is_whole:
+            if not repeats:
                 raise
             said = str(error).partition("\n")[0]
         else:
-            done.append(work)
+            if repeats:
+                done.append(work)
             return
         # Only here are the frames of the error gone, and with them their tensors.
         if of.states is not None:
@@ -298,9 +301,9 @@ class Learner(Generic[Found]):
         )
         give_back(self.device)
         self.optim.zero_grad()
-        done.append(work)
-        for each in done:
+        for each in [*done, work]:
             each()
+        done.clear()
 
 
 def read_checksums(path: Path) -> dict[str, int]:
@@ -337,7 +340,13 @@ def checkpoint_layers(model: PreTrainedModel, keep_all: Collection[nn.Module] = 
     """Have each decoder layer computed again in the backward pass, but layers that `keep_all` their activations.
 
     The rest of the model stays in eval mode: no dropout appears. offload: keep the inputs of the layers in host memory.
+    Raises ConfigError for a model whose layers cannot be computed again.
     """
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"enable_gradient_checkpointing: transformers cannot compute layers of {type(model).__name__} again in the "
+            "backward pass; set it to false"
+        )
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     whole = {id(layer) for layer in keep_all}
     for module in model.modules():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
+from agentrl.errors import ConfigError
 from agentrl.model.compiled import text_layers
 from agentrl.model.packed import token_logprobs, use_packed_attention
+from agentrl.model.scores import TokenScores
 from agentrl.quickstart.tiny_policy import make_tiny_policy
+from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
+from agentrl.workers.backend import MiniBatch
 from agentrl.workers.learner import checkpoint_layers
-from tests.naming import assert_names
+from agentrl.workers.passes import Pass
+from tests.naming import assert_names, naming
 from tests.workers.conftest import SHAPE, BatchMaker, WorkerMaker, fsdp, same_weights
 from tests.workers.made import policy_worker
 
@@ -57,6 +63,13 @@ def test_layers_that_are_computed_again_drop_nothing_out() -> None:
         checkpoint_layers(model)
     assert len(found[0]) == len(found[1]) > 20
     assert all(torch.equal(one, again) for one, again in zip(*found, strict=True))
+
+
+def test_a_model_whose_layers_cannot_be_computed_again_is_refused_by_the_key() -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_key_value_heads": 2, "kv_channels": 8}
+    config = AutoConfig.for_model("jetmoe", vocab_size=61, num_local_experts=2, intermediate_size=16, **sizes)
+    with naming(ConfigError, "enable_gradient_checkpointing", "JetMoeForCausalLM", "false"):
+        checkpoint_layers(AutoModelForCausalLM.from_config(config))
 
 
 def count_runs(worker: PolicyWorker) -> list[int]:
@@ -136,6 +149,26 @@ def test_a_micro_batch_that_runs_out_of_memory_with_all_layers_computed_again_en
     text_layers(fsdp(worker).model.base)[0].register_forward_hook(fail)
     with pytest.raises(torch.OutOfMemoryError):
         worker.update(make_batch(), step=1)
+
+
+def test_a_micro_batch_is_forgotten_where_none_is_tried_again(
+    make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path
+) -> None:
+    """Its columns lie on the device, a teacher's states among them."""
+    model = ModelConfig(path=str(tiny_policy), enable_gradient_checkpointing=True)
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=4, ppo_max_token_len_per_gpu=100, optim=ADAMW), model)
+    backend, seen, alive = fsdp(worker), list[weakref.ref[torch.Tensor]](), list[int]()
+    made = backend.make_pass
+
+    def make_pass(micro: RaggedBatch, mini: MiniBatch[TokenScores]) -> Pass[TokenScores]:
+        alive.append(sum(one() is not None for one in seen))
+        seen.append(weakref.ref(micro.ids))
+        return made(micro, mini)
+
+    backend.make_pass = make_pass  # type: ignore[method-assign]
+    batch = make_batch()
+    worker.update(batch.with_fields(old_logprobs=torch.zeros(batch.num_tokens)), step=1)
+    assert len(seen) > 3 and max(alive) == 1, "the one before"
 
 
 def columns(worker: PolicyWorker) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
