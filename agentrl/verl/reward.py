@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from agentrl.config.registries import REWARD_MANAGERS
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, DataError
 from agentrl.remote.router import ServerAccess
 from agentrl.reward import GroupRewardManager, NaiveRewardManager, RewardManager, Verdict
 from agentrl.reward.manager import shown_info, solution_of
@@ -172,8 +172,13 @@ class DataProto:
 
 
 def _last(trajectory: Trajectory) -> Transcript:
-    """Return the last transcript that is not left out of training."""
-    return [one for one in trajectory.transcripts if one.trained_to != 0][-1]
+    """Return the last transcript that is not left out of training, or else the last one. Raises DataError."""
+    if not trajectory.transcripts:
+        raise DataError(
+            f"{trajectory.uid} has no tokens, which reward managers of verl's read: score such responses by a function "
+            "(custom_reward_function.path)"
+        )
+    return ([one for one in trajectory.transcripts if one.trained_to != 0] or trajectory.transcripts)[-1]
 
 
 def data_proto(trajectories: Sequence[Trajectory], sample: Sample) -> DataProto:

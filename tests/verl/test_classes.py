@@ -19,11 +19,13 @@ from agentrl.config.registries import AGENT_LOOPS
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import SamplingParams
-from agentrl.errors import CodeError, ConfigError
+from agentrl.errors import CodeError, ConfigError, DataError
 from agentrl.interaction import load_interactions
 from agentrl.reward import NaiveRewardManager, make_reward_manager
 from agentrl.tool.toolset import ToolSet
-from agentrl.trajectory import Status, Trajectory
+from agentrl.trajectory import Status, Trajectory, Transcript
+from agentrl.trajectory.sample import Sample
+from agentrl.verl.reward import data_proto
 from agentrl.verl.tokenizer import verl_tokenizer
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.naming import naming
@@ -446,3 +448,12 @@ def test_registered_names_are_known(folder: Path) -> None:
     import verl_loops  # type: ignore[import-not-found]
 
     assert AGENT_LOOPS.get("twice") is verl_loops.TwiceLoop.adapted_class()
+
+
+def test_a_reward_manager_reads_a_trajectory_that_is_left_out_and_names_one_without_tokens() -> None:
+    left_out = Transcript([1, 2, 3], [0, 1, 1], [0.0, -1.0, -1.0], prompt_length=1, trained_to=0)
+    row = Sample(prompt=[], data_source="x", agent_name="single_turn")
+    batch = data_proto([Trajectory("train/0/0/0", 0, transcripts=[left_out])], row).batch
+    assert batch["responses"].tolist() == [[2, 3]]
+    with naming(DataError, "train/0/0/1", "no tokens", "custom_reward_function.path"):
+        data_proto([Trajectory("train/0/0/1", 0)], row)

@@ -1223,3 +1223,11 @@ def test_a_key_of_the_users_replaces_the_default_of_another() -> None:
     found = translate({**base_defaults(), **given, f"{model}.lora.alpha": 48}, Config)
     (told,) = (text for text in found.faults if "lora" in text)
     assert_names(told, f"{model}.lora.alpha=48", f"{model}.lora_alpha=64")
+
+
+@pytest.mark.parametrize(("dialect", "ratio"), [("verl", 0.1), ("verl-0.2", None)])
+def test_no_steps_of_warm_up_leave_it_to_the_ratio_but_in_the_first_releases(dialect: str, ratio: float | None) -> None:
+    keys: dict[str, JSON] = {f"{ACTOR}.optim.lr_warmup_steps": 0, f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.1}
+    found = translate({"dialect": dialect, **keys}, Config).values
+    assert found.get(f"{ACTOR}.optim.lr_warmup_steps_ratio") == ratio
+    assert found.get(f"{ACTOR}.optim.lr_warmup_steps") == (0 if ratio is None else None)

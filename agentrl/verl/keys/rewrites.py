@@ -646,10 +646,11 @@ def environment(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def warmup(section: str) -> Translate:
-    """Translate verl's warm-up: -1, 0 and null delegate to the ratio."""
+    """Translate verl's warm-up: -1, null and, but for the first releases, 0 delegate to the ratio."""
 
-    def translate(value: JSON, _: Values) -> dict[str, JSON]:
-        return {f"{section}.lr_warmup_steps": value} if isinstance(value, int) and value > 0 else {}
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        least = 0 if is_of_first_releases(values) else 1
+        return {f"{section}.lr_warmup_steps": value} if isinstance(value, int) and value >= least else {}
 
     return translate
 
@@ -659,7 +660,8 @@ def warmup_ratio(section: str) -> Translate:
 
     def translate(value: JSON, values: Values) -> dict[str, JSON]:
         steps = number(values, f"{section}.lr_warmup_steps", -1)
-        return {f"{section}.lr_warmup_steps_ratio": value} if value and steps <= 0 else {}
+        delegates = steps < 0 if is_of_first_releases(values) else steps <= 0
+        return {f"{section}.lr_warmup_steps_ratio": value} if value and delegates else {}
 
     return translate
 
