@@ -156,9 +156,9 @@ class EnvironmentLoop(AgentLoop):
             closing = asyncio.ensure_future(play.close())
             await asyncio.shield(closing)
         extra = episode.trajectory.score_extra
-        extra["interaction_score"] = numbers.pop("score")
-        extra["interaction_turn_score"] = sum(turn.reward or 0.0 for turn in episode.trajectory.turns)
         extra |= numbers
+        extra["interaction_score"] = extra.pop("score")
+        extra["interaction_turn_score"] = sum(turn.reward or 0.0 for turn in episode.trajectory.turns)
         episode.finish(status)
 
     async def _converse(self, episode: Episode, play: Play, task: Task) -> Status:

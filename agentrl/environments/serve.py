@@ -74,6 +74,8 @@ IDLE_SECONDS = 3600.0
 CLOSE_SECONDS = 2.0
 """Most seconds that the answer to a close waits for the user's `close`."""
 MOST_ERROR = 16 << 10
+MOST_TEXT = 1 << 19
+"""Characters of an observation or of an answer, more than any turn is shown; a longer one keeps both ends."""
 MOST_CAUSES = 100
 """Most errors of one chain of causes that are named."""
 MOST_LOG = 4 << 20
@@ -385,7 +387,7 @@ class Environment:
             if not isinstance(made, tuple) or len(made) != 2:
                 raise TypeError(f"start must return (episode, observation), found {made!r:.100}")
             session.state = made[0]
-            return made[1] if isinstance(made[1], dict) else {"observation": made[1]}
+            return bounded(made[1] if isinstance(made[1], dict) else {"observation": made[1]})
 
         return session.ask(0, begin)
 
@@ -397,7 +399,7 @@ class Environment:
             raise TypeError(f"step must return a dict, found {found!r:.100}")
         if found.get("done"):
             session.ended_at = number
-        return found
+        return bounded(found)
 
     def _score(self, session: Session) -> object:
         found = self.module.score(session.state)
@@ -423,6 +425,21 @@ class Environment:
             print(text, file=sys.stderr, flush=True)
             shown = text if len(text) <= MOST_ERROR else "...\n" + text[-MOST_ERROR:]
             return _encoded({"error": shown, "raised": list(map(chain_of, leaves(error)))})
+
+
+def bounded(found: dict[str, Any]) -> dict[str, Any]:
+    """Cut the middle out of long texts of a step: a policy may make them as long as it wants."""
+
+    def cut(value: Any) -> Any:
+        is_long = isinstance(value, str) and len(value) > MOST_TEXT
+        return value[: MOST_TEXT // 2] + value[-MOST_TEXT // 2 :] if is_long else value
+
+    answers = found.get("answers")
+    return {
+        **found,
+        **({"observation": cut(found["observation"])} if "observation" in found else {}),
+        **({"answers": list(map(cut, answers))} if isinstance(answers, (list, tuple)) else {}),
+    }
 
 
 def leaves(error: Any) -> Iterator[BaseException]:

@@ -145,7 +145,7 @@ class Sidecar:
             raise CodeError(f"{self._what}: tasks must yield dicts, found {found!r:.200}")
         return [as_object(task) for task in found]
 
-    async def ask(self, address: Address, path: str, asked: Fields, most: int = 16 << 20) -> Fields:
+    async def ask(self, address: Address, path: str, asked: Fields, most: int = 64 << 20) -> Fields:
         """Make one request of the protocol; it may arrive twice without effect.
 
         Raises CodeError for an error of the environment's code, RefusedRow for a row of another environment,

@@ -46,8 +46,8 @@ _NUMBER = re.compile(r"(?:\d[\d,]*)?\.?\d+|\d")
 _GLUED = re.compile(r"\d[^\W\d]|\d\^|\d\s?\\(?!text|math|mbox|q?quad|degree|circ)[a-zA-Z]")
 _UPRIGHT = r"\\(?:text|math|mbox)\w{0,2}\s?\{"
 _MULTIPLIER = re.compile(
-    rf"\d(?:{_UPRIGHT})?[KMB](?![a-zA-Z])|\d\s?(?:[‰‱]|\\permil)|"
-    rf"\d(?:\s|~|\\[,;:! ]){{0,3}}(?:{_UPRIGHT}\s{{0,3}})?(?:k|bn|mn)(?![a-zA-Z])"
+    rf"(?<![\^_])(?:\d(?:{_UPRIGHT})?[KMB](?![a-zA-Z])|\d\s?(?:[‰‱]|\\permil)|"
+    rf"\d(?:\s|~|\\[,;:! ]){{0,3}}(?:{_UPRIGHT}\s{{0,3}})?(?:k|bn|mn)(?![a-zA-Z]))"
 )
 _ARITHMETIC = re.compile(r"[-+*/×÷·−^().,\d\s=]+")
 _AROUND = " \t.,*"

@@ -22,7 +22,7 @@ import yaml
 
 from agentrl.environments.interpreter import _install, find_python
 from agentrl.environments.loop import EnvironmentLoop
-from agentrl.environments.serve import KEY, MOST_LOG, Refused, Session, chain_of, leaves
+from agentrl.environments.serve import KEY, MOST_LOG, MOST_TEXT, Refused, Session, chain_of, leaves
 from agentrl.environments.sidecar import ADAPTERS, EnvironmentOptions, Play, Sidecar
 from agentrl.errors import CodeError, ConfigError, InfrastructureError
 from agentrl.remote.faults import RemoteRefused
@@ -576,6 +576,36 @@ def test_an_error_named_by_its_classes_says_the_same_as_itself() -> None:
         told = json.loads(json.dumps(list(map(chain_of, leaves(error)))))
         assert is_told_fault(told) is is_fault(error), error
     assert not is_told_fault(None) and not is_told_fault([[]]) and not is_told_fault([[{"classes": [1, ["a"]]}]])
+
+
+LONG = """
+def tasks(split, seed, count): yield {}
+def start(task, seed): return {}, "a" + "x" * (20 << 20) + "b"
+def step(episode, action):
+    return {"observation": "c" + "\\0" * (20 << 20) + "d", "answers": ["\\u00e9" * (9 << 20)] * 2}
+def score(episode): ...
+"""
+
+
+async def test_a_text_of_any_length_is_cut_and_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text(LONG)
+    sidecar = Sidecar(EnvironmentOptions(environment=str(tmp_path / "long.py")))
+    try:
+        episode = Play(sidecar, await sidecar.ready(), 60.0, "place")
+        opening = await episode.start({}, 1) or ""
+        found = await episode.step("", [{"id": str(at), "name": "f", "arguments": {}} for at in range(2)])
+        assert [(one[0], one[-1], len(one)) for one in (opening, found["observation"])] == [
+            *[("a", "b", MOST_TEXT), ("c", "d", MOST_TEXT)]
+        ]
+        assert [len(one) for one in found["answers"]] == [MOST_TEXT] * 2
+    finally:
+        await sidecar.close()
+
+
+async def test_no_further_number_of_a_score_stands_for_it(bench: MakeBench, odd: EnvironmentOptions) -> None:
+    given = {"score": 1.0, "interaction_score": 0.25, "interaction_turn_score": 9.0}
+    (one,) = await played(bench(["a"] * 3), odd, row({"score": given}))
+    assert (one.score, one.score_extra["counted_turn_reward"]) == (1.0, 0.75)
 
 
 LOUD = """

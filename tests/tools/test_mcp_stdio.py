@@ -27,6 +27,7 @@ from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import ToolAnswer
 from tests.naming import assert_names, naming
 from tools.mcp import connection
+from tools.mcp.tools import Sessions
 
 SDK = [sys.executable, "-m", "tests.tools.mcp_server"]
 FAULTY = [sys.executable, "-I", "-S", str(Path(__file__).with_name("faulty_mcp_server.py"))]
@@ -287,7 +288,7 @@ async def test_a_server_ends_with_the_trainer_and_not_with_ctrl_c(tmp_path: Path
     """Also one that ends neither with its stdin nor at SIGTERM, and its children."""
     script = f"""
         import asyncio, signal
-        from tools.mcp.tools import MCPTools
+        from tools.mcp.tools import MCPTools, Sessions
 
         async def main():
             tools = {{tool.name: tool for tool in MCPTools({{"command": {[*FAULTY, "stubborn"]!r}}}).tools()}}
@@ -328,3 +329,16 @@ def group_of(process: Path) -> int | None:
         return int((process / "stat").read_text().rpartition(")")[2].split()[2])
     except (OSError, IndexError):
         return None
+
+
+async def test_a_session_that_the_runs_end_closed_may_be_released() -> None:
+    class Closed:
+        async def open(self) -> None:
+            pass
+
+        close = open
+
+    sessions = Sessions(Closed)  # type: ignore[arg-type]
+    await sessions.open("t")
+    await sessions.close()
+    await sessions.release("t")

@@ -215,7 +215,9 @@ class Sessions:
 
     async def release(self, instance_id: str) -> None:
         """Give the session up for one of its tools; the last one closes it."""
-        users = self._opened[instance_id]
+        users = self._opened.get(instance_id)
+        if users is None:  # `close` ended it
+            return
         connection = users.pop()
         if not users:
             del self._opened[instance_id]
