@@ -398,9 +398,12 @@ async def test_large_images_are_decoded_outside_the_event_loop_and_their_pixels_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoded, decode, here = list[bool](), Picture.decode, threading.current_thread()
-    monkeypatch.setattr(
-        Picture, "decode", lambda one: decoded.append(threading.current_thread() is here) or decode(one)
-    )
+
+    def watched(one: Picture) -> Image.Image:
+        decoded.append(threading.current_thread() is here)
+        return decode(one)
+
+    monkeypatch.setattr(Picture, "decode", watched)
     large = Image.new("RGB", (512, 512))
     for images, on_loop in (
         ([png(), png()], True),

@@ -27,6 +27,7 @@ from agentrl.environments.sidecar import ADAPTERS, EnvironmentOptions, Play, Sid
 from agentrl.errors import CodeError, ConfigError, InfrastructureError
 from agentrl.remote.faults import RemoteRefused
 from agentrl.system.call_journal import CallJournal, Entry
+from agentrl.system.json_value import as_list
 from agentrl.system.user_code import is_fault, is_told_fault
 from agentrl.tool import ErrorKind
 from agentrl.trajectory import Status, Trajectory
@@ -594,10 +595,10 @@ async def test_a_text_of_any_length_is_cut_and_no_fault(tmp_path: Path) -> None:
         episode = Play(sidecar, await sidecar.ready(), 60.0, "place")
         opening = await episode.start({}, 1) or ""
         found = await episode.step("", [{"id": str(at), "name": "f", "arguments": {}} for at in range(2)])
-        assert [(one[0], one[-1], len(one)) for one in (opening, found["observation"])] == [
+        assert [(one[0], one[-1], len(one)) for one in (opening, str(found["observation"]))] == [
             *[("a", "b", MOST_TEXT), ("c", "d", MOST_TEXT)]
         ]
-        assert [len(one) for one in found["answers"]] == [MOST_TEXT] * 2
+        assert [len(str(one)) for one in as_list(found["answers"])] == [MOST_TEXT] * 2
     finally:
         await sidecar.close()
 

@@ -44,7 +44,8 @@ def test_a_malformed_call_that_the_template_cannot_write_is_text_of_its_turn(mak
     said = chat._codec.encode("Hm.\n<tool_call><function=calculator><|im_end|></tool_call>")
     message = chat.parse([*said, chat.stop_token_ids[0]], TOOLS).to_message()
     good = assistant("", 1)
-    whole = [*conversation(), good, *answers(1), message, {"role": "tool", "content": "Error"}, GO_ON]
+    refused: Message = {"role": "tool", "content": "Error"}
+    whole: list[Message] = [*conversation(), good, *answers(1), message, refused, GO_ON]
     text = chat.decode(ids := chat.render(whole, TOOLS))
     assert "Hm.\n<function=calculator><|im_end|>" in text and text.count("</tool_call>") == 2
     ends = chat._codec.added["<|im_end|>"]
