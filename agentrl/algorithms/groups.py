@@ -14,12 +14,14 @@ from agentrl.algorithms.ragged import following, segment_ids, segment_sum
 
 EQUAL = 1e-6
 """Rewards of a group count as equal when they lie within this fraction of the largest of them."""
+CANCELLED = 1e-7
+"""Difference of equal totals near 0: a score and rewards of turns that cancel leave the rounding of float32."""
 
 
 def all_equal(rewards: Sequence[float]) -> bool:
     """Check whether a group's rewards, at least one, are all the same, as `Groups.equal` does."""
     high, low = max(rewards), min(rewards)
-    return high - low <= EQUAL * max(abs(high), abs(low))
+    return high - low <= max(EQUAL * max(abs(high), abs(low)), CANCELLED)
 
 
 class PolicyTurns(NamedTuple):
@@ -80,7 +82,7 @@ class Groups:
         high = empty.scatter_reduce(0, self.group, values, "amax", include_self=False)
         low = empty.scatter_reduce(0, self.group, values, "amin", include_self=False)
         largest = torch.maximum(high.abs(), low.abs())
-        return (high - low <= EQUAL * largest) & (self.size > 1)
+        return (high - low <= (EQUAL * largest).clamp(min=CANCELLED)) & (self.size > 1)
 
     def centred(self, values: Tensor, baseline: Tensor) -> Tensor:
         """Subtract their group's `baseline` [G] from `values` [M]: [M] float64.

@@ -20,6 +20,7 @@ from agentrl.algorithms.advantages import (
 from agentrl.algorithms.columns import Advantages, EstimatorColumns
 from agentrl.algorithms.estimate import Settings, estimate
 from agentrl.algorithms.estimators import decoupled_gae
+from agentrl.algorithms.groups import all_equal
 from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.config.sections.algorithm import AlgorithmConfig
@@ -149,6 +150,15 @@ def test_equal_up_to_the_rounding_of_a_sum_is_equal() -> None:
     batch = batch_of(Row("0111", {1: 0.1, 2: 0.2}), Row("0111", {3: 0.3}))
     assert batch.rewards[1].double() + batch.rewards[2].double() != batch.rewards[7].double()
     assert advantages(batch, "grpo") == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
+def test_a_score_that_the_rewards_of_turns_cancel_is_equal_to_none(estimator: str) -> None:
+    cancelled = Row("01111", {1: -0.1, 2: -0.1, 3: -0.1, 4: 0.3})
+    batch = batch_of(cancelled, Row("01111", {4: 0.0}))
+    assert sum(batch.rewards[:5].double().tolist()) != 0
+    assert advantages(batch, estimator) == [[0.0] * 4] * 2
+    assert all_equal([0.3 - 0.1 - 0.1 - 0.1, 0.0]) and not all_equal([1e-6, 0.0])
 
 
 def test_groups_need_not_stand_together() -> None:
