@@ -318,6 +318,26 @@ async def test_an_assert_means_what_it_means_where_it_stands(sandbox: str, test:
     assert (await judged(sandbox, "def f(x): raise OSError", asserts(test)))["score"] == 0.0
 
 
+DEFINED = (
+    "def test_first():\n    assert f([1]) == 1\n\ndef test_second():\n    assert f([2, 3]) == 2",
+    "async def test_it():\n    assert f([1]) == 1",
+    "import unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n        self.assertEqual(f([1]), 1)",
+    "import unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n        assert f([1]) == 1\n"
+    "unittest.main(exit=False)",
+)
+
+
+@pytest.mark.parametrize("test", DEFINED)
+async def test_tests_that_a_text_only_defines_are_run(sandbox: str, test: str) -> None:
+    assert (await judged(sandbox, "def f(x): return x[0]", asserts(test)))["score"] == 1.0
+    assert (await judged(sandbox, "def f(x): return 0", asserts(test)))["score"] == 0.0
+
+
+async def test_a_defined_test_that_wants_arguments_judges_nothing_and_fails(sandbox: str) -> None:
+    tests = asserts("def test_it(case):\n    assert f([case]) == case")
+    assert (await judged(sandbox, "def f(x): return x[0]", tests))["score"] == 0.0
+
+
 async def test_a_function_that_returns_none_changes_its_arguments_and_no_other_does(sandbox: str) -> None:
     tests = asserts(
         "x = [2, 1]\nf(x)\nassert x == [1, 2]", "x = [[2, 1], []]\nf(x=x)\nassert x == [[], [2, 1]]", "f((2, 1))"
