@@ -97,9 +97,8 @@ class PairReader:
             if chosen == rejected:
                 raise DataError("chosen and rejected are the same text, of which none can be preferred")
             return chosen, rejected, None
-        if any(texts := [is_text(one) for one in both]) and not all(texts):
-            wrong = texts.index(False)
-            raise Unfit(places[wrong], "text, as the other one of the pair is, or messages in both", both[wrong])
+        if None in both and any(map(is_text, both)):
+            raise Unfit(places[both.index(None)], "text, as the other one of the pair is, or messages in both", None)
         sides = [self._rows.messages(value, place) for value, place in zip(both, places, strict=True)]
         place = f"column {key}"
         if config.prompt_key:
