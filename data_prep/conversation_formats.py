@@ -76,6 +76,12 @@ def _converted(fields: Mapping[str, JSON]) -> Conversation:
     raise BadConversation("unknown form", f"no messages, conversations, chat, nor query with answers, but {keys}{hint}")
 
 
+def chat_call(id: JSON, name: JSON, arguments: JSON) -> JSON:
+    """Write a call as Chat Completions have it, its arguments as JSON text."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
 def tools_of(value: JSON) -> list[ToolSchema]:
     """Read the tools of a record, if it has any. Raises Unfit."""
     if value in (None, "", "[]", []):

@@ -6,20 +6,19 @@ Anthropic that LangSmith wraps. All other runs (chains, tools, retrievers) are n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from agentrl.data.messages import with_wrapped_tools
 from agentrl.system.json_value import JSON, as_list, as_object
-from data_prep.conversation_formats import BadConversation
+from data_prep.conversation_formats import BadConversation, chat_call
 from data_prep.records import opened
 
 MODEL = "llm"
 """Kind of runs that are calls of a model."""
 ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "function"}
 """Roles by the kind of LangChain's messages."""
-THOUGHTS = {"thinking": "thinking", "reasoning": "reasoning"}
-"""Parts of an answer that are its reasoning, with the member that holds the text."""
+THOUGHTS = ("thinking", "reasoning")
+"""Parts of an answer that are its reasoning; a member of the same name holds the text."""
 NOT_SHOWN = {"tool_use", "tool_call", "invalid_tool_call", "input_json_delta", "redacted_thinking", *THOUGHTS}
 """Parts of an answer that are no text: calls stand in a list of their own."""
 
@@ -96,22 +95,18 @@ def _message(message: Mapping[str, JSON]) -> dict[str, JSON]:
     further = as_object(held.get("additional_kwargs"))
     thought, parts = str(further.get("reasoning_content") or ""), as_list(held.get("content"))
     for part in map(as_object, parts):
-        if name := THOUGHTS.get(str(part.get("type"))):
-            thought += str(part.get(name) or "")
+        if (name := part.get("type")) in THOUGHTS:
+            thought += str(part.get(str(name)) or "")
     if parts:
         made["content"] = [one for one in parts if as_object(one).get("type") not in NOT_SHOWN] or None
     if thought:
         made["reasoning_content"] = thought
     made["tool_calls"] = further.get("tool_calls") or [
-        _call(as_object(one)) for name in ("tool_calls", "invalid_tool_calls") for one in as_list(held.get(name))
+        chat_call(call.get("id"), call.get("name"), call.get("args"))
+        for name in ("tool_calls", "invalid_tool_calls")
+        for call in map(as_object, as_list(held.get(name)))
     ]
     return made
-
-
-def _call(call: Mapping[str, JSON]) -> JSON:
-    given = call.get("args")
-    arguments = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
-    return {"id": call.get("id"), "type": "function", "function": {"name": call.get("name"), "arguments": arguments}}
 
 
 def _end(generation: Mapping[str, JSON], message: Mapping[str, JSON]) -> JSON:

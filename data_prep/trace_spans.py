@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from agentrl.data.messages import with_wrapped_tools
 from agentrl.system.json_value import JSON, as_list, as_object
-from data_prep.conversation_formats import BadConversation
+from data_prep.conversation_formats import BadConversation, chat_call
 from data_prep.records import Record
 
 INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
@@ -346,10 +346,7 @@ def _message(one: dict[str, JSON], name: str, numbered: Numbered) -> list[JSON]:
         elif kind == "reasoning":
             thought += str(content or "")
         elif kind == "tool_call":
-            given = part.get("arguments")
-            arguments = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
-            function: JSON = {"name": part.get("name"), "arguments": arguments}
-            calls.append({"id": numbered.call(part.get("id")), "type": "function", "function": function})
+            calls.append(chat_call(numbered.call(part.get("id")), part.get("name"), part.get("arguments")))
         elif kind == "tool_call_response":
             shown = part.get("response", part.get("result"))
             shown = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
