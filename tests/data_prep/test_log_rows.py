@@ -17,8 +17,8 @@ import yaml
 from agentrl.data.dataset import FileDataset
 from data_prep.files import Row, fill_parquet
 from data_prep.log_rows import main
-from data_prep.traces import SCHEMA
-from data_prep.traces import main as traces
+from data_prep.traces.__main__ import main as traces
+from data_prep.traces.collection import SCHEMA
 from tests.data_prep.test_trace_sessions import call
 from tests.naming import assert_names
 from tests.offline.test_rescoring import Judge, judge, numbers

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agentrl.errors import DataError
-from data_prep.scrub import DEFAULT, Rules, Scrubber, read_rules
-from data_prep.traces import main
+from data_prep.traces.__main__ import main
+from data_prep.traces.scrub import DEFAULT, Rules, Scrubber, read_rules
 from tests.data_prep.test_trace_forms import FORMS, SPANS
 from tests.data_prep.test_trace_sessions import call
 from tests.data_prep.test_traces import write_lines, written

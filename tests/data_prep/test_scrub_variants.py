@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from data_prep.scrub import Scrubber
+from data_prep.traces.scrub import Scrubber
 
 CARDS = (
     *("4111111111111111", "4111 1111 1111 1111", "4111-1111-1111-1111", "4111.1111.1111.1111"),

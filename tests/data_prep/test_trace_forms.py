@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from data_prep.tool_conversations import main as tool_conversations
-from data_prep.traces import main
+from data_prep.traces.__main__ import main
 from tests.data_prep.test_trace_sessions import FIRST, ONE, SECOND, call, rows
 from tests.data_prep.test_traces import write_lines, written
 

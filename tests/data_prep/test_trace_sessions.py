@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from agentrl.trajectory import Message
-from data_prep import trace_sessions
 from data_prep.records import Record
-from data_prep.trace_forms import Reader
-from data_prep.trace_sessions import Call, Session, Tree, join
-from data_prep.traces import main
+from data_prep.traces import sessions
+from data_prep.traces.__main__ import main
+from data_prep.traces.forms import Reader
+from data_prep.traces.sessions import Call, Session, Tree, join
 from tests.data_prep.test_traces import write_lines, written
 
 
@@ -254,8 +254,8 @@ def test_many_people_who_say_the_same_are_joined_in_linear_time(monkeypatch: pyt
         counted(call)
         return of_call(call)
 
-    of_call = trace_sessions.reasoning
-    monkeypatch.setattr(trace_sessions, "reasoning", reasoning)
+    of_call = sessions.reasoning
+    monkeypatch.setattr(sessions, "reasoning", reasoning)
     monkeypatch.setattr(Session, "__eq__", counted)
 
     def count(number: int) -> int:

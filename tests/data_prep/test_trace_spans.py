@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.packages import install
-from data_prep.traces import main
+from data_prep.traces.__main__ import main
 from tests.data_prep.played import serving
 from tests.data_prep.test_traces import write_lines, written
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.traces import main
+from data_prep.traces.__main__ import main
 from tests.data_prep.played import CLIENTS, Player, Server, plain, serving
 
 NEEDS = {

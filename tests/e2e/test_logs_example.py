@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.traces import main as traces
+from data_prep.traces.__main__ import main as traces
 
 PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = PROJECT / "examples" / "logs"

@@ -12,8 +12,8 @@ from agentrl.system.json_value import JSON, as_list
 from data_prep.conversation_formats import BadConversation
 from data_prep.left_out import LeftOuts
 from data_prep.records import opened
-from data_prep.trace_forms import IDS, REQUESTS, RESPONSES, SESSIONS, TRACES, Fields, first_id, inside
-from data_prep.trace_sessions import Branch, Call, Joined
+from data_prep.traces.forms import IDS, REQUESTS, RESPONSES, SESSIONS, TRACES, Fields, first_id, inside
+from data_prep.traces.sessions import Branch, Call, Joined
 
 VALUES = ("feedback", "user_feedback", "thumbs", "thumb", "rating", "score", "feedback_rating", "value")
 """Members that hold feedback; the last only in records of their own."""

@@ -1,8 +1,8 @@
 """Records of a log, read as calls of a model: an API's request and its answer, each as it went over the wire.
 
 The requests and answers of all three APIs are read by `agentrl.openai_api`, as its endpoint reads them. Around them
-stand the members that logs have: ids, times, sessions, feedback (`trace_feedback`). Spans of OpenTelemetry become such
-bodies first (`trace_spans`).
+stand the members that logs have: ids, times, sessions, feedback (`feedback`). Spans of OpenTelemetry become such
+bodies first (`spans`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from agentrl.trajectory import Message
 from data_prep.conversation_formats import BadConversation, conversation
 from data_prep.records import Record, opened
 from data_prep.tool_conversations import MESSAGE, SERVED, checked
-from data_prep.trace_runs import call_of, run_kind
-from data_prep.trace_sessions import ROOT, Call, Tree, Whole
-from data_prep.trace_streams import assembled, is_stream
+from data_prep.traces.runs import call_of, run_kind
+from data_prep.traces.sessions import ROOT, Call, Tree, Whole
+from data_prep.traces.streams import assembled, is_stream
 
 Fields = Mapping[str, JSON]
 

@@ -46,7 +46,7 @@ class Tree:
     def _digest_after(self, before: Digest, message: Message, defaults: Defaults) -> Digest:
         if self.exact:
             return hashlib.blake2b(before + json.dumps(message, sort_keys=True).encode(), digest_size=16).digest()
-        answered = message.get("tool_call_id", "")  # a number in its turn, see trace_forms.numbered
+        answered = message.get("tool_call_id", "")  # a number in its turn, see forms.numbered
         return digest_after(before + answered.encode(), message, defaults, doubles=False)
 
     def up(self, place: int) -> Iterator[int]:

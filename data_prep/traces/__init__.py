@@ -1,0 +1,1 @@
+"""Logs of a model's calls as conversations for training: `python -m data_prep.traces`."""
