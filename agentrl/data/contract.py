@@ -60,6 +60,8 @@ class Dataset(ABC):
         """By file, in words: the columns that are not read."""
         self.without_loop = 0
         """Rows that name no agent loop, and run the default one. Known after `check`."""
+        self.loops: list[str] = []
+        """Agent loops that rows run, sorted. Known after `check`."""
         self.repeated: frozenset[int] = frozenset()
         """Hashes of prompts that several rows have, as `agentrl.data.messages.digest_of` makes them."""
         self.shortest = 0
@@ -118,8 +120,12 @@ class Dataset(ABC):
 
     def _finished(self, sample: Sample, index: int, file: str, row: int) -> Sample:
         """Return a sample with its loop and its place."""
-        agent = sample.agent_name or self._default_agent_loop
-        return replace(sample, agent_name=AGENT_ALIASES.get(agent, agent), index=index, file=file, row=row)
+        return replace(sample, agent_name=self._loop(sample.agent_name), index=index, file=file, row=row)
+
+    def _loop(self, agent_name: str) -> str:
+        """Name the agent loop that runs a row with this `agent_name`."""
+        agent = agent_name or self._default_agent_loop
+        return AGENT_ALIASES.get(agent, agent)
 
     def check(
         self, *, agent_names: Collection[str], tool_names: Collection[str], interaction_names: Collection[str]
@@ -129,7 +135,7 @@ class Dataset(ABC):
         Raises DataError naming the first row of an unknown name; with on_bad_row=skip its rows are left out instead.
         """
         known = {"agent_name": agent_names, "tools_kwargs": tool_names, "interaction_kwargs": interaction_names}
-        sources, fine, left, self.without_loop = set[str](), set[Names](), [], 0
+        sources, loops, fine, left, self.without_loop = set[str](), set[str](), set[Names](), [], 0
         for index in map(int, self._kept):
             try:
                 names = self._names(index)
@@ -141,8 +147,9 @@ class Dataset(ABC):
             else:
                 left.append(index)
                 sources.add(names.data_source)
+                loops.add(self._loop(names.agent_name))
                 self.without_loop += not names.agent_name
-        self._kept = np.array(left, np.int64)
+        self._kept, self.loops = np.array(left, np.int64), sorted(loops)
         if not len(self):
             raise DataError(f"no row of {', '.join(self.files)} is left: {self.bad.told()}")
         return sorted(sources)

@@ -247,7 +247,10 @@ def uses_reward_model(config: RolloutsConfig) -> bool:
 
 
 def open_rows(config: RolloutsConfig, files: str | list[str], max_samples: int | None, context: RunContext) -> Dataset:
-    """Read the rows, and check them and the names in them. Imports no torch. Raises UserError."""
+    """Read the rows, and check them, the names in them and the loops that run them. Imports no torch.
+
+    Raises UserError.
+    """
     loop, on_bad_row = config.actor_rollout_ref.rollout.agent.default_agent_loop, config.data.on_bad_row
     data: Dataset
     if isinstance(config.data, DataConfig) and config.data.custom_cls.path is not None:
@@ -269,6 +272,9 @@ def open_rows(config: RolloutsConfig, files: str | list[str], max_samples: int |
     )
     if context.reward is not None:
         context.reward.check(sources)
+    for name in data.loops:
+        with user_code(f"agent loop {name}", context.loops[name].check):
+            context.loops[name].check()
     return data
 
 
@@ -435,10 +441,8 @@ def remarks_on_rows(
 
 
 def show_first_prompts(chat: Chat, context: RunContext, display: Display) -> None:
-    """Run each loop's start-up check: print a rendered prompt; raise where tools, parser and template do not fit."""
+    """Print a prompt of each loop; raise where its tools, the parser and the template do not fit."""
     for name, sample in context.first.by_loop.items():
-        with user_code(f"agent loop {name}", context.loops[name].check):
-            context.loops[name].check()
         text = start_up_check(chat, *context.first_prompt(sample))
         display.note(f"first prompt of {sample.file} (agent_name={name}):\n{text}")
     if (left := marks_left(chat)) is not None:

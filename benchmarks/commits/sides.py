@@ -38,7 +38,7 @@ class Side:
         fixed = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
         return {**os.environ, **fixed, "PYTHONPATH": str(self.tree)}
 
-    def run(self, words: Sequence[object], folder: Path, python: str | None = None, limit: float = 900) -> Path:
+    def run(self, words: Sequence[object], folder: Path, python: str | None = None, limit: float = 3600) -> Path:
         """Run `python WORDS` in `folder` and return the file of its output.
 
         Raises RuntimeError with the output's end where it fails or takes longer than `limit` seconds.

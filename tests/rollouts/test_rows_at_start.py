@@ -16,6 +16,7 @@ from agentrl.data.contract import Dataset
 from agentrl.errors import ConfigError
 from agentrl.observe.open import open_display
 from agentrl.rollouts.context import fit_prompts, load_context, open_rows
+from agentrl.trainer.inputs import open_inputs
 from tests.chat.templates import HERMES, IGNORES_TOOLS
 from tests.chat.vocabularies import QWEN, save_tokenizer
 from tests.naming import naming
@@ -104,3 +105,15 @@ def test_a_template_that_cannot_be_used_is_refused_before_all_rows_are_rendered(
         monkeypatch.setattr(type(data), "filter_overlong", None)
         with naming(ConfigError, "tools", "no tool parser"):
             fit_prompts([data], config, blind, context, display)
+
+
+def test_what_a_loop_lacks_is_said_before_a_policy_is_made(tmp_path: Path) -> None:
+    """The quickstart's policy takes minutes; loops that no row runs need nothing."""
+    pq.write_table(pa.Table.from_pylist([PROMPT] * 32), file := tmp_path / "a.parquet")
+    words = [f"data.train_files={file}", "actor_rollout_ref.model.path=quickstart"]
+    words += ["actor_rollout_ref.rollout.agent.openai_proxy.target=no_such_agent.py:act"]
+    default = "actor_rollout_ref.rollout.agent.default_agent_loop={}"
+    config = load_config([*words, default.format("single_turn")])
+    assert open_inputs(config).train.loops == ["single_turn"]
+    with naming(ConfigError, "openai_proxy.target", "no_such_agent.py"):
+        open_inputs(load_config([*words, default.format("openai_proxy")]))
