@@ -62,7 +62,8 @@ class RolloutWorkers:
     Args:
         continues: while a replacement starts, the others do its work, and nothing waits for it. It takes part from
             the first weights that are sent once it has started (`join`).
-        on_join: called when a replacement has the weights, to bring it to the state of the others.
+        on_join: called when a replacement has the weights, or will be sent them with all others, to bring it to the
+            state of the others.
     """
 
     def __init__(self, maker: WorkerMaker, display: Display, on_join: Callable[[], None], *, continues: bool) -> None:
@@ -165,13 +166,14 @@ class RolloutWorkers:
             self._on_join()
 
     def restart_dead(self) -> None:
-        """Replace workers that died while they were idle. Their weights must be sent again."""
+        """Replace workers that died while they were idle. All are in one state then, and must be sent weights again."""
         self.weights = None
         for number in self.living:
             try:
                 ray.get(self.actors[number].status_update.remote()).show(self.display)
             except GONE as error:
                 self.replace(number, f"rollout worker {number + 1} died: {death_of(error)}")
+        self._on_join()  # also for replacements that lived while the rank died whose weights they were to read
 
     def join(self) -> list[int]:
         """Have replacements that have started since take part; their numbers. They have no weights yet."""

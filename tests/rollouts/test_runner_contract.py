@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from agentrl.agent_loop.base import Episode
 from agentrl.config import Config, load_config
 from agentrl.engines.weights import Weights
-from agentrl.errors import CodeError
+from agentrl.errors import CodeError, WorkerDied
 from agentrl.model.packed import load_model
 from agentrl.observe.plain import PlainDisplay
 from agentrl.rollouts.build import open_rollouts
@@ -24,6 +27,7 @@ from agentrl.rollouts.context import load_chat, load_context, open_rows
 from agentrl.rollouts.contract import EndedGroup, Log, PromptTask, RolloutRunner, training, validation
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.objects import UserObjects
+from agentrl.rollouts.ray import RayRunner
 from agentrl.rollouts.rounds import run_round
 from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.runtime.ray.session import ray_session
@@ -66,7 +70,7 @@ def run(request: pytest.FixtureRequest, policy_dir: Path, tmp_path_factory: pyte
         for n in range(WRONG + 1)
     ]
     pq.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
-    apart = ["actor_rollout_ref.rollout.nnodes=2"] if request.param == "ray" else []
+    apart = ["actor_rollout_ref.rollout.nnodes=2", "trainer.max_worker_restarts=2"] if request.param == "ray" else []
     config = load_config(
         [
             f"data.train_files={folder}/rows.parquet",
@@ -254,3 +258,30 @@ class TestRunner:
         assert told.begun == [1] and ended.oldest == 1
         assert not rollouts.checked().findings
         rollouts.loop.run(rollouts.stop_groups())
+
+
+@pytest.mark.parametrize("run", ["ray"], indirect=True)
+def test_a_replacement_that_could_not_read_its_weights_has_groups_once_all_are_sent_them(
+    run: Run, tmp_path: Path
+) -> None:
+    """A rank that dies while a replacement reads the weights from it. The fault is injected into the reading."""
+    rollouts, config, _ = run
+    assert isinstance(rollouts, RayRunner)
+    policy = load_model(str(config.actor_rollout_ref.model.path), dtype="float32", device="cpu")
+    good = Weights.from_tensors(policy.named_parameters())
+    workers = [one for one in psutil.Process().children(recursive=True) if "ray::RolloutWorker" in one.name()]
+    known = [one.pid for one in workers]
+
+    def read() -> Iterator[tuple[str, torch.Tensor]]:
+        if os.getpid() not in known:
+            raise WorkerDied("rank 2 of 2 died in policy.weights")
+        return good.read()
+
+    workers[0].kill()
+    with pytest.raises(WorkerDied, match=r"policy\.weights"):
+        rollouts.update_weights(replace(good, read=read), 2)
+    rollouts.restart_workers()
+    rollouts.update_weights(good, 2)
+    begun(run, Told(), range(GOOD))
+    assert set(rollouts.groups.holders(range(GOOD)) or ()) == {0, 1}
+    rollouts.loop.run(rollouts.stop_groups())
