@@ -44,7 +44,7 @@ def test_the_pages_commands_run(run_wheel: Run, tmp_path: Path, monkeypatch: pyt
             words = shlex.split(line.replace("http://127.0.0.1:8080", sandbox.url).replace("hf:owner/name", "hf:hub"))
             arguments = [word for word in scaled(words[1:], policy) if not word.startswith("data.val_max_samples")]
             run_wheel(arguments, tmp_path)
-    assert len(commands("docs/data.md")) == 11
+    assert len(commands("docs/data.md")) > 10, "the page's commands were found"
     judged = lines(tmp_path / "runs" / "mbpp")[-1]
     assert judged["left_out/failed"] == 0
     assert judged["score/pass_fraction"] == 0.0
