@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -172,7 +173,7 @@ def loading(path: str, override: Mapping[str, JSON] = {}) -> Iterator[None]:
     """Turn errors of loading inside the block into a ConfigError that names `path`, and the overrides of its config."""
     try:
         yield
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError) as error:
         raise ConfigError(
             f"cannot load a causal language model from {path!r}"
             f"{f' with {OVERRIDE_KEY}={dict(override)}' if override else ''}: {error}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
 from agentrl.errors import ConfigError
@@ -27,7 +28,7 @@ def read_config(path: str, override: Mapping[str, JSON], *, trust_remote_code: b
         raise ConfigError(f"{OVERRIDE_KEY}: the config of {path} ({type(config).__name__}) has no {', '.join(unknown)}")
     try:
         found = type(config).from_dict(merged(written, override))
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, StrictDataclassError) as error:
         raise ConfigError(f"{OVERRIDE_KEY}: {type(config).__name__} does not take it: {error}") from error
     found.name_or_path = config.name_or_path
     return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from agentrl.algorithms.declared import declared_by_estimator, needs_reference
@@ -22,7 +23,9 @@ from agentrl.engines.embedded.pages import PAGE, in_pages
 from agentrl.errors import ConfigError
 from agentrl.model.folder import check_folder
 from agentrl.model.packed import CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU
+from agentrl.model.read_config import read_config
 from agentrl.plan import sizing
+from agentrl.plan.counts import counted
 from agentrl.plan.sizing import BFLOAT16, FLOAT32, ModelShape
 from agentrl.system.json_value import JSON
 from agentrl.workers.roles import policy_is_reference
@@ -377,6 +380,15 @@ def read_shape(path: str, override: Mapping[str, JSON]) -> ModelShape:
     if not found:
         raise ConfigError(f"{path}: the model's config.json cannot be read: the folder has none")
     try:
-        return ModelShape.from_config({**found, **override})
+        try:
+            config = read_config(path, override)
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            StrictDataclassError,
+        ):  # unknown to transformers, e.g. with code of its own
+            return ModelShape.from_config({**found, **override})
+        return counted(config)
     except ValueError as error:
         raise ConfigError(f"{path}: a plan counts decoders of attention and gated MLPs; {error}") from None

@@ -1,7 +1,8 @@
 """The arithmetic of a training's size: parameters, FLOPs, bytes of memory and bytes that travel. Pure functions.
 
 A decoder layer is counted as in Llama and Qwen: attention with grouped keys and values, a gated MLP (or several, of
-which a router picks some). Matrices are counted; biases and norms, less than a thousandth, are not.
+which a router picks some). `Counts` of a model's own layers take the place of these formulas (`agentrl.plan.counts`).
+Matrices are counted; biases and norms, less than a thousandth, are not.
 """
 
 from __future__ import annotations
@@ -67,6 +68,20 @@ _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermedia
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """Parameters of a model as its own code makes it."""
+
+    layers: int
+    """All of its decoder layers."""
+    active: int
+    """Those of the layers that a token is multiplied with."""
+    outer: int
+    """Those outside of the layers: embeddings, the head, a vision tower."""
+    linear: int
+    """Inputs and outputs of the layers' linear modules, added up: a rank of adapters has so many parameters."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """A decoder-only transformer."""
 
@@ -83,6 +98,8 @@ class ModelShape:
     qk_norm: bool = False
     experts: int = 1
     experts_per_token: int = 1
+    counts: Counts | None = None
+    """None: the formulas below count."""
 
     @staticmethod
     def from_config(values: Mapping[str, JSON]) -> ModelShape:
@@ -134,6 +151,9 @@ class ModelShape:
 
     @property
     def layer_params(self) -> int:
+        """Parameters of a layer, of the mean one where they differ."""
+        if self.counts is not None:
+            return self.counts.layers // self.layers
         return self.attention_params + self.mlp_params(self.experts)
 
     @property
@@ -143,21 +163,27 @@ class ModelShape:
     @property
     def params(self) -> int:
         """All of them."""
+        if self.counts is not None:
+            return self.counts.layers + self.counts.outer
         return self.layers * self.layer_params + self.head_params * (1 if self.tied else 2)
 
     @property
     def backbone_params(self) -> int:
         """Parameters without the head, as a critic has them."""
-        return self.layers * self.layer_params + self.head_params
+        return self.params if self.tied else self.params - self.head_params
 
     @property
     def active_params(self) -> int:
         """Parameters that a token is multiplied with in the layers: N of 2 N D. Looking up an embedding multiplies
         nothing, and the head is counted apart, since only the policy's tokens go through it."""
+        if self.counts is not None:
+            return self.counts.active
         return self.layers * (self.attention_params + self.mlp_params(self.experts_per_token))
 
     def lora_params(self, rank: int) -> int:
         """Parameters of adapters A [rank, in], B [out, rank] on every linear layer of the blocks (arXiv:2106.09685)."""
+        if self.counts is not None:
+            return rank * self.counts.linear
         h, q, kv, i = self.hidden, self.q_dim, self.kv_dim, self.intermediate
         attention = (h + q) + 2 * (h + kv) + (q + h)
         return self.layers * rank * (attention + self.experts * 3 * (h + i))

@@ -50,6 +50,15 @@ def test_what_the_config_does_not_have_is_refused(tiny_policy: Path) -> None:
         load_model(str(tiny_policy), override={"max_position_embedings": 4096})
     with pytest.raises(ConfigError, match="override_config"):
         load_model(str(tiny_policy), override={"rope_scaling": {"rope_type": "no such kind"}})
+    with naming(ConfigError, "override_config", "hidden_size"):
+        load_model(str(tiny_policy), override={"hidden_size": "wide"})
+
+
+def test_a_config_whose_values_its_class_refuses_is_named(tiny_policy: Path, tmp_path: Path) -> None:
+    config = json.loads((tiny_policy / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": "wide"}))
+    with naming(ConfigError, str(tmp_path), "hidden_size"):
+        load_model(str(tmp_path))
 
 
 def test_a_config_that_does_not_fit_the_weights_is_refused(

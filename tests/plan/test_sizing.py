@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from transformers import (
 )
 
 from agentrl.model.packed import hidden_states, use_packed_attention
+from agentrl.plan.counts import counted
 from agentrl.plan.sizing import (
     ModelShape,
     Work,
@@ -87,6 +89,38 @@ def test_parameters_are_those_of_the_real_model_but_for_norms_and_biases(config:
         model = AutoModelForCausalLM.from_config(config)
     matrices = sum(param.numel() for param in model.parameters() if param.ndim > 1)
     assert ModelShape.from_config(config.to_dict()).params == matrices
+
+
+UNLIKE_LLAMA: dict[str, dict[str, Any]] = {
+    "arcee": {},  # an MLP without a gate
+    "starcoder2": {},  # the same, and the head is the embedding where config.json does not say so
+    "lfm2": {"full_attn_idxs": [0, 1, 2]},  # an MLP narrower than intermediate_size
+    "gemma2": {"head_dim": 32},  # a tied head by the class's default
+    "qwen2_moe": {"num_experts": 8, "moe_intermediate_size": 96, "shared_expert_intermediate_size": 300},
+    "glm4_moe": {"n_routed_experts": 8, "moe_intermediate_size": 96, "first_k_dense_replace": 1, "head_dim": 32},
+}
+
+
+@pytest.mark.parametrize("family", UNLIKE_LLAMA)
+def test_a_model_unlike_llama_is_counted_as_its_code_makes_it(family: str) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 700, "num_hidden_layers": 3, "vocab_size": 999}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": None}
+    config = AutoConfig.for_model(family, **sizes, **heads, **UNLIKE_LLAMA[family])
+    shape = counted(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    every = dict(model.named_parameters())
+    assert shape.params == sum(param.numel() for param in every.values() if param.ndim > 1)
+    layers = {name: param for name, param in every.items() if ".layers." in name and param.ndim > 1}
+    experts = sum(param.numel() for param in layers.values() if param.ndim == 3)
+    share = Fraction(shape.experts_per_token, shape.experts)
+    assert shape.active_params == sum(map(torch.numel, layers.values())) - experts + experts * share
+    head = 0 if model.config.tie_word_embeddings else 999 * 256
+    assert shape.backbone_params == shape.params - head
+    linear = [
+        module for name, module in model.named_modules() if ".layers." in name and type(module) is torch.nn.Linear
+    ]
+    assert shape.lora_params(4) == 4 * sum(one.in_features + one.out_features for one in linear)
 
 
 def test_experts_have_several_names_and_layers_of_states_are_not_counted() -> None:
