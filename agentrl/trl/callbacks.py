@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigError
+from agentrl.observe.tracking import read_metrics
 from agentrl.trainer.observer import Step, StepDone, StepObserver
 from agentrl.trl.names import REWARD
 from agentrl.trl.names_of_trl import advice
@@ -76,11 +78,13 @@ class Callbacks(StepObserver):
         log_every: int,
         save_every: int,
         steps_per_epoch: int,
+        file: Path,
     ) -> None:
         """Args:
         updates: optimizer steps of a step.
         log_every, save_every: steps between two logs and two saves; -1: only at the end.
         steps_per_epoch: steps in a pass over the rows.
+        file: the run's metrics, from which a run that resumes has its history.
 
         Raises ConfigError for a callback with an event that is never called.
         """
@@ -89,7 +93,7 @@ class Callbacks(StepObserver):
         self._callbacks: list[TrainerCallback] = []
         self._args, self._state, self._control = args, state, TrainerControl()
         self._updates, self._log_every, self._save_every = updates, log_every, save_every
-        self._steps_per_epoch = steps_per_epoch
+        self._steps_per_epoch, self._file = steps_per_epoch, file
         self._kept: list[Mapping[str, float]] = []
         self._has_begun = False
         for one in callbacks:
@@ -153,8 +157,7 @@ class Callbacks(StepObserver):
         self.call("on_step_end")
         is_last = state.global_step >= state.max_steps
         self._kept.append(step.metrics)
-        first = number == 1 and bool(self._args.logging_first_step)
-        if (self._log_every > 0 and number % self._log_every == 0) or first:
+        if self._logs_after(number):
             self.log(_means(self._kept))
             self._kept = []
         self._evaluated_in(step)
@@ -165,37 +168,77 @@ class Callbacks(StepObserver):
 
     def log(self, numbers: Mapping[str, float]) -> None:
         """Add an entry to the history, and call the callbacks."""
-        entry = {**in_trls_names(numbers), "epoch": self._state.epoch or 0.0, "step": self._state.global_step}
-        self._state.log_history.append(entry)
-        self.call("on_log", logs=entry)
+        self.call("on_log", logs=self._entered(in_trls_names(numbers)))
 
     def evaluated(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Log the numbers of a validation, under TRL's prefix; return them."""
-        found = {f"eval_{name.removeprefix('val/')}": value for name, value in metrics.items()}
-        if "val/reward_sampled" in metrics:
-            found["eval_reward"] = metrics["val/reward_sampled"]
-        entry = {**found, "epoch": self._state.epoch or 0.0, "step": self._state.global_step}
-        self._state.log_history.append(entry)
+        found = _of_validation(metrics)
+        self._entered(found)
         self.call("on_evaluate", metrics=found)
         return found
 
     def _evaluated_in(self, step: StepDone) -> None:
-        if validated := {name: value for name, value in step.metrics.items() if name.startswith("val/")}:
+        if validated := _validated(step.metrics):
             self.evaluated(validated)
+
+    def _logs_after(self, number: int) -> bool:
+        first = number == 1 and bool(self._args.logging_first_step)
+        return (self._log_every > 0 and number % self._log_every == 0) or first
+
+    def _entered(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Add numbers to the history, with the step that they are of."""
+        entry = {**numbers, "epoch": self._state.epoch or 0.0, "step": self._state.global_step}
+        self._state.log_history.append(entry)
+        return entry
 
     def forget_after(self, step: int) -> None:
         """Go back to a step. The first call, before any rollout, is the begin of the training."""
-        self._at(max(step, 0))
-        last = self._state.global_step
-        self._state.log_history = [one for one in self._state.log_history if one.get("step", 0) <= last]
-        self._kept = []
+        last = max(step, 0)
+        self._at(last)
+        history = self._state.log_history
+        if self._has_begun or last == 0:
+            self._state.log_history = [one for one in history if one.get("step", 0) <= self._state.global_step]
+            self._kept = []
+        else:
+            self._recall(last)
         if not self._has_begun:
             self._has_begun = True
             self.call("on_train_begin")
 
+    def _recall(self, last: int) -> None:
+        """Enter the steps up to `last` of the run that resumes, as `on_end` entered them."""
+        self._state.log_history = []
+        newest = 0
+        for line in read_metrics(self._file) if self._file.exists() else ():
+            metrics = {name: value for name, value in line.items() if isinstance(value, float | int)}
+            number = int(metrics.pop("step"))
+            self._at(number)
+            if number > newest:  # an equal one is of a validation before a resumed run's first step
+                newest = number
+                self._kept.append(metrics)
+                if self._logs_after(number):
+                    self._entered(in_trls_names(_means(self._kept)))
+                    self._kept = []
+            if validated := _validated(metrics):
+                self._entered(_of_validation(validated))
+        self._at(last)
+
     def _at(self, step: int) -> None:
         """Say in the state how many steps are done."""
         self._state.global_step, self._state.epoch = step * self._updates, step / self._steps_per_epoch
+
+
+def _validated(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Choose the numbers of a validation."""
+    return {name: value for name, value in metrics.items() if name.startswith("val/")}
+
+
+def _of_validation(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Name the numbers of a validation as TRL does."""
+    found = {f"eval_{name.removeprefix('val/')}": value for name, value in metrics.items()}
+    if "val/reward_sampled" in metrics:
+        found["eval_reward"] = metrics["val/reward_sampled"]
+    return found
 
 
 def _check_parameters(where: str, asked: inspect.Signature, given: Sequence[str]) -> None:

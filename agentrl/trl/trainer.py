@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from agentrl.config.installed import is_installed
 from agentrl.config.overrides import Translation, Value
 from agentrl.errors import ConfigError, TrainingError, install_extra
+from agentrl.observe.tracking import METRICS_FILE
 from agentrl.system.publish import published_directory
 from agentrl.trl.adapters import adapter_keys
 from agentrl.trl.arguments import MODEL, ROLLOUT
@@ -231,6 +232,7 @@ class GRPOTrainer:
             log_every=log_every,
             save_every=save_every,
             steps_per_epoch=steps_per_epoch(self._batches, len(train.rows)),
+            file=self.output_dir / METRICS_FILE,
         )
         arguments.raise_faults()
 

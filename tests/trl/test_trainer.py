@@ -6,12 +6,13 @@ import asyncio
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 from agentrl.errors import CodeError, ConfigError, DataError, TrainingError, UserError, install_extra
 from agentrl.tool import ToolResponse
@@ -20,6 +21,7 @@ from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from agentrl.trl import GRPOConfig, GRPOTrainer
 from agentrl.trl.adapters import adapter_keys
 from agentrl.trl.arguments import ROLLOUT
+from agentrl.trl.callbacks import Callbacks
 from agentrl.trl.order import RepeatOrder
 from agentrl.trl.rows import read_rows
 from agentrl.trl.tools import as_tools
@@ -186,7 +188,8 @@ def test_callbacks_history_evaluation_and_resuming(policy_dir: Path, at_home: Pa
 
     again = trainer_of(policy_dir, max_steps=3)
     assert again.train(resume_from_checkpoint=True).global_step == 3
-    assert [entry["step"] for entry in again.state.log_history] == [3, 3]
+    assert [entry["step"] for entry in again.state.log_history] == [0, 1, 2, 3, 3]
+    assert again.state.log_history[:3] == trainer.state.log_history[:3]
     assert again.state.log_history[-1]["train_runtime"] > 0
 
 
@@ -218,7 +221,33 @@ def test_a_resumed_run_gives_reward_functions_the_step_of_an_undisturbed_one(pol
     assert seen == steps
     first = train("parts", 4)
     second = train("parts", 8, resumes=True)
-    assert first[0] + second[0] == steps and first[1] + second[1] == rewards
+    assert first[0] + second[0] == steps and second[1] == rewards == first[1] + rewards[len(first[1]) :]
+
+
+def test_a_resumed_history_goes_on_within_a_mean_and_leaves_a_repeated_validation_out_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    lines: list[dict[str, Any]] = [{"step": 0, "val/reward_sampled": 0.5}]
+    lines += [{"step": number, "reward/mean": float(number), "odd": None} for number in (1, 2, 3)]
+    lines += [{"step": 3, "val/reward_sampled": 0.7}]  # of an earlier resumption
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def history(*, resumes: bool) -> list[dict[str, Any]]:
+        state, every = TrainerState(max_steps=12), {"log_every": 2, "save_every": -1, "steps_per_epoch": 4}
+        callbacks = Callbacks([], GRPOConfig(str(tmp_path)), state, updates=3, file=file, **every)
+        callbacks.forget_after(3 if resumes else -1)
+        for line in [] if resumes else lines:
+            metrics = {name: value for name, value in line.items() if name != "step" and value is not None}
+            step: Any = SimpleNamespace(number=line["step"], metrics=metrics, stop=None)
+            callbacks.on_published(step)
+            callbacks.on_first_validation(step) if "val/reward_sampled" in metrics else callbacks.on_end(step)
+        last: Any = SimpleNamespace(number=4, metrics={"reward/mean": 4.0}, stop=None)
+        callbacks.on_published(last)
+        callbacks.on_end(last)
+        return state.log_history
+
+    resumed = history(resumes=True)
+    assert resumed == history(resumes=False)
+    assert [(entry["step"], entry.get("reward")) for entry in resumed] == [(0, None), (6, 1.5), (9, None), (12, 3.5)]
 
 
 def test_several_optimizer_steps_a_generation_have_falling_rates(policy_dir: Path, at_home: Path) -> None:
