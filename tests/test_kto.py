@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -272,11 +274,11 @@ def test_online_dpo_takes_losses_of_pairs_alone() -> None:
 
 
 def test_words_and_numbers_of_feedback() -> None:
-    given = ["up", "Thumbs Up", "good", "like", True, 0.25, 3]
-    assert [feedback_of(one, "x") for one in given] == [1, 1, 1, 1, 1, 0.25, 3]
+    given = ["up", "Thumbs Up", "good", "like", True, 0.25, 3, Decimal("0.5"), np.float32(2)]
+    assert [feedback_of(one, "x") for one in given] == [1, 1, 1, 1, 1, 0.25, 3, 0.5, 2]
     assert [feedback_of(one, "x") for one in ("down", "thumbs-down", "bad", "dislike", False)] == [-1] * 5
     assert feedback_of(None, "x") is feedback_of("", "x") is None and len(WORDS) == 8
-    for one in ("0.5", math.nan, -math.inf):
+    for one in ("0.5", math.nan, -math.inf, Decimal("NaN")):
         with naming(Unfit, "column x"):
             feedback_of(one, "x")
 

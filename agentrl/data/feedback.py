@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl.data.messages import Unfit
+from agentrl.system.numbers import number_of
 
 FEEDBACK = "feedback"
 LABEL = "label"
@@ -27,8 +28,8 @@ def feedback_of(value: object, column: str) -> float | None:
         return None
     if isinstance(value, bool):
         return 1.0 if value else -1.0
-    if isinstance(value, int | float) and -LARGEST < value < LARGEST:
-        return float(value)
+    if (number := number_of(value)) is not None and -LARGEST < number < LARGEST:
+        return number
     if isinstance(value, str) and (word := value.strip().lower().replace(" ", "_").replace("-", "_")) in WORDS:
         return WORDS[word]
     raise Unfit(f"column {column}", f"a finite number, true or false, one of {', '.join(WORDS)}, or null", value)
