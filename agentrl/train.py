@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from agentrl.config import Config
+from agentrl.config.dated import dated
 from agentrl.config.overrides import Overrides, as_config
 from agentrl.config.sweep import load_jobs
 from agentrl.system.command import exit_status
@@ -83,7 +84,7 @@ def training(
 
     objects = UserObjects(loops or {}, tools, interactions, reward)
     with of_one_run():
-        config = as_config(config, objects.keys)
+        config = dated(as_config(config, objects.keys))
         with (
             open_observers(config.trainer.observers, config.trainer.observer_options, observers) as watching,
             open_display(f"{config.trainer.project_name} · {config.trainer.experiment_name}") as display,

@@ -98,6 +98,7 @@ class Chat:
         format: str = "auto",
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, JSON] | None = None,
+        chat_template_date: str | None = None,
         trust_remote_code: bool = False,
     ) -> Chat:
         """Load the tokenizer at `path` and choose its format.
@@ -106,12 +107,13 @@ class Chat:
             format: `auto`, a family of the `renderers` package, or `template:PARSER` (see `agentrl.chat.load`).
             chat_template: a Jinja file that replaces the tokenizer's own template.
             chat_template_kwargs: variables of the template, or fields of the family's renderer config.
+            chat_template_date: see `load_tokenizer`; not for families, whose renderers have a date of their own.
 
         Raises ConfigError when any of them is missing, unknown or does not fit the others.
         """
         from agentrl.chat.load import load_tokenizer, make_format
 
-        codec = Codec(load_tokenizer(path, chat_template, trust_remote_code=trust_remote_code))
+        codec = Codec(load_tokenizer(path, chat_template, trust_remote_code=trust_remote_code, date=chat_template_date))
         vision = Vision.from_path(path, trust_remote_code=trust_remote_code)
         # Families' renderers write text only.
         own_template = chat_template is not None or (vision is not None and format == "auto")
@@ -125,6 +127,7 @@ class Chat:
             format=format,
             chat_template=model.chat_template,
             chat_template_kwargs=model.chat_template_kwargs,
+            chat_template_date=model.chat_template_date,
             trust_remote_code=model.trust_remote_code,
         )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 from agentrl.chat.codec import Codec
@@ -11,7 +13,7 @@ from agentrl.chat.formats.parsers import CallFormat
 from agentrl.chat.formats.template import TemplateFormat
 from agentrl.config.formats import families, unknown_format
 from agentrl.config.registries import CALL_FORMATS
-from agentrl.config.sections.model import JINJA
+from agentrl.config.sections.model import JINJA, TODAY
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
 from agentrl.system.targets import is_target
@@ -19,10 +21,14 @@ from agentrl.system.texts import read_text
 
 NO_CALLS = "none"
 """The format of models that call no tools."""
+CLOCK = "strftime_now"
+"""The function that gives templates the time."""
 
 
-def load_tokenizer(path: str, chat_template: str | None, *, trust_remote_code: bool) -> Any:
+def load_tokenizer(path: str, chat_template: str | None, *, trust_remote_code: bool, date: str | None = None) -> Any:
     """Load the tokenizer at `path` (a directory or a hub name), with the Jinja file, or template, if one is given.
+
+    date: written by a template that asks for the time, see model.chat_template_date; None: the day of this call.
 
     Raises ConfigError when either cannot be read.
     """
@@ -40,6 +46,10 @@ def load_tokenizer(path: str, chat_template: str | None, *, trust_remote_code: b
             tokenizer.chat_template = chat_template if is_text else read_text(chat_template)
         except (OSError, UnicodeDecodeError) as fault:
             raise ConfigError(f"model.chat_template: expected a Jinja file, {chat_template!r}: {fault}") from fault
+    if date != TODAY and CLOCK in str(tokenizer.chat_template):
+        day = datetime.fromisoformat(date) if date else datetime.now()
+        # A variable of a template takes the place of transformers' function of the same name.
+        tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **{CLOCK: day.strftime})
     return tokenizer
 
 

@@ -51,12 +51,14 @@ class ModelInput:
         *,
         chat_template: str | None = None,
         trust_remote_code: bool = False,
+        date: str | None = None,
     ) -> None:
         """`max_length` None: the limit of the model's config. `chat_template`: a Jinja file in place of the model's.
+        `date`: see `load_tokenizer`.
 
         Raises ConfigError for a file that cannot be loaded.
         """
-        self._codec = Codec(load_tokenizer(path, chat_template, trust_remote_code=trust_remote_code))
+        self._codec = Codec(load_tokenizer(path, chat_template, trust_remote_code=trust_remote_code, date=date))
         self._path = path
         if not self._codec.tokenizer.chat_template:
             raise ConfigError(f"reward_model.model.path={path}: its tokenizer has no chat template to read messages by")

@@ -134,7 +134,12 @@ def reward_model_input(config: RolloutsConfig) -> ModelInput | None:
         return None
     scoring = config.reward_model
     assert scoring.model.path is not None
-    return ModelInput(scoring.model.path, scoring.max_length, trust_remote_code=scoring.model.trust_remote_code)
+    return ModelInput(
+        scoring.model.path,
+        scoring.max_length,
+        trust_remote_code=scoring.model.trust_remote_code,
+        date=config.actor_rollout_ref.model.chat_template_date,
+    )
 
 
 def on_resume_of(tools: ToolSet, interactions: Mapping[str, Interaction]) -> dict[str, OnResume]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agentrl.chat import Chat
 from agentrl.config import PreferencesConfig, SFTConfig, TuningConfig
+from agentrl.config.dated import dated
 from agentrl.config.registries import PAIR_LOSSES
 from agentrl.config.sections.sft import SFTDataConfig
 from agentrl.data.feedback import FEEDBACK, effective_number
@@ -46,7 +47,7 @@ class Job(ABC, Generic[SampleT]):
         from agentrl.plan.choices import choose
         from agentrl.runtime.room import room
 
-        self._config = choose(self._config, device, room(device), display.note)
+        self._config = choose(dated(self._config), device, room(device), display.note)
         return self._config
 
     @abstractmethod
@@ -240,7 +241,11 @@ class PreferencesJob(Job[Preference]):
                 from agentrl.reward.model_input import ModelInput
 
                 reading = ModelInput(
-                    model.path, None, chat_template=model.chat_template, trust_remote_code=model.trust_remote_code
+                    model.path,
+                    None,
+                    chat_template=model.chat_template,
+                    trust_remote_code=model.trust_remote_code,
+                    date=model.chat_template_date,
                 )
                 found = load_scored_pairs(files, data, reading.ids, stage.advance)
         each = 2 if self._rows == "pairs" else 1

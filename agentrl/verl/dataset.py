@@ -118,7 +118,12 @@ class AdaptedSamples:
     def configure(self, config: RolloutsConfig, max_samples: int | None) -> None:
         """Make the user's data set with verl's arguments. Raises ConfigError."""
         model = config.actor_rollout_ref.model
-        tokenizer = load_tokenizer(model.path, model.chat_template, trust_remote_code=model.trust_remote_code)
+        tokenizer = load_tokenizer(
+            model.path,
+            model.chat_template,
+            trust_remote_code=model.trust_remote_code,
+            date=model.chat_template_date,
+        )
         offered = {
             "data_files": OmegaConf.create(self._files),
             "tokenizer": verl_tokenizer(tokenizer),

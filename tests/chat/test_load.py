@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
 from agentrl.chat.codec import Codec
 from agentrl.chat.load import load_tokenizer, make_format
+from agentrl.config.sections.model import PlainModelConfig
 from agentrl.errors import ConfigError
 from tests.chat import templates
 from tests.chat.conftest import TEMPLATES
@@ -48,6 +51,39 @@ def test_auto_knows_the_calls_of_llama_4(tmp_path: Path) -> None:
 @pytest.fixture
 def llama(tmp_path: Path) -> str:
     return save_tokenizer(tmp_path, (*LLAMA, "<|python_tag|>"), "<|eot_id|>", templates.LLAMA)
+
+
+@pytest.mark.parametrize("before", ["", "<|python_tag|>"])
+def test_llama_3_calls_several_tools_with_semicolons_between(llama: str, before: str) -> None:
+    """As the llama3_json parsers of vLLM and SGLang read them; a semicolon in an argument separates nothing."""
+    chat = Chat.from_pretrained(llama)
+    one, two = '{"name": "calculator", "parameters": {"expression": "1; {2}"}}', '{"name": "search", "parameters": {}}'
+    turn = chat.parse(chat.encode(f"{before}{one}; {two};{one}"), TOOLS)
+    assert [(call.name, call.arguments, call.error) for call in turn.calls] == [
+        ("calculator", {"expression": "1; {2}"}, None),
+        ("search", {}, None),
+        ("calculator", {"expression": "1; {2}"}, None),
+    ]
+    assert not turn.text.strip()
+    for broken in (f"{one}; ", f"{one} {two}", f"{one}; and {two}", f"{one}, {two}"):
+        assert any(call.error for call in chat.parse(chat.encode(before + broken), TOOLS).calls), broken
+
+
+def test_a_template_writes_one_date_in_all_of_a_run(tmp_path: Path) -> None:
+    template = "{{- (date_string or strftime_now('%d %b %Y')) + '\n' }}" + templates.LLAMA
+    path = save_tokenizer(tmp_path, LLAMA, "<|eot_id|>", template)
+
+    def written(**keys: object) -> str:
+        model = PlainModelConfig.model_validate({"path": path, **keys})
+        chat = Chat.of_model(model, "auto")
+        return chat.decode(chat.render([{"role": "user", "content": "u"}])).partition("\n")[0]
+
+    assert written(chat_template_date="2024-02-29").endswith("29 Feb 2024")
+    assert written(chat_template_date="2024-02-29", chat_template_kwargs={"date_string": "a day"}).endswith("a day")
+    for keys in ({}, {"chat_template_date": "today"}):
+        assert written(**keys).endswith(datetime.now().strftime("%Y"))
+    with pytest.raises(ValidationError, match="2026-11-30"):
+        written(chat_template_date="29 Feb 2024")
 
 
 def test_a_turn_ends_at_each_end_that_the_model_names(llama: str, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ Llama 3 may write a token before its object, Llama 4 markers before its objects.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 from agentrl.chat.formats.arguments import literal_at
 from agentrl.chat.formats.hermes import as_json, json_body, json_call
@@ -16,11 +18,17 @@ from agentrl.tool import ToolSchema
 
 PYTHON_TAG = "<|python_tag|>"
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
+_BETWEEN = re.compile(r"\s*;\s*")
 
 
 def object_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
-    """Read an object, after Llama 3's token or alone."""
-    return json_body(body.removeprefix(PYTHON_TAG), tools)
+    """Read an object, after Llama 3's token or alone, or several with `; ` between them, as servers' parsers do."""
+    text, at, pieces = body.removeprefix(PYTHON_TAG).strip(), 0, list[str]()
+    with suppress(ValueError):
+        while separator := _BETWEEN.match(text, end := literal_at(text, at)[1]):
+            pieces.append(text[at:end])
+            at = separator.end()
+    return [found for piece in (*pieces, text[at:]) for found in json_body(piece, tools)]
 
 
 def array_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:

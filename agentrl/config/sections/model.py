@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -11,6 +12,7 @@ from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
 
 JINJA = ("{%", "{{")
+TODAY = "today"
 WITH_LORA = OnlyWith("lora_rank above 0")
 
 
@@ -19,6 +21,14 @@ def no_quickstart(path: str) -> str:
     if path == "quickstart":
         raise ValueError("a model that is there")
     return path
+
+
+def written_date(text: str) -> str:
+    """Check a date as ISO 8601 writes it, or `today`. Raises ValueError."""
+    try:
+        return text if text == TODAY else date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ValueError(f"a date as 2026-11-30, or {TODAY}") from None
 
 
 ReadyModel = Annotated[str, AfterValidator(no_quickstart)]
@@ -38,6 +48,10 @@ class PlainModelConfig(Section):
     with the policy. E.g. {rope_scaling: {rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}}."""
     chat_template: Annotated[str | None, NamesFile(unless=JINJA)] = None
     """A Jinja file that replaces the tokenizer's chat template, or the template itself."""
+    chat_template_date: Annotated[str, AfterValidator(written_date)] | None = None
+    """The date that templates with `strftime_now` write (Llama 3, gpt-oss, SmolLM3), as 2026-11-30; null: the day on
+    which the run began, also where it resumes; today: the day of each prompt. The family llama-3 writes 26 Jul 2024,
+    or chat_template_kwargs.date_string."""
     chat_template_kwargs: Annotated[
         dict[str, Any],
         ConflictsWith(
