@@ -21,8 +21,6 @@ from agentrl.system.texts import read_text
 
 NO_CALLS = "none"
 """The format of models that call no tools."""
-CLOCK = "strftime_now"
-"""The function that gives templates the time."""
 
 
 def load_tokenizer(path: str, chat_template: str | None, *, trust_remote_code: bool, date: str | None = None) -> Any:
@@ -35,7 +33,7 @@ def load_tokenizer(path: str, chat_template: str | None, *, trust_remote_code: b
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as fault:
         raise ConfigError(
             f"no tokenizer could be loaded from {path!r} (expected a model directory or a hub name): {fault}"
@@ -46,10 +44,10 @@ def load_tokenizer(path: str, chat_template: str | None, *, trust_remote_code: b
             tokenizer.chat_template = chat_template if is_text else read_text(chat_template)
         except (OSError, UnicodeDecodeError) as fault:
             raise ConfigError(f"model.chat_template: expected a Jinja file, {chat_template!r}: {fault}") from fault
-    if date != TODAY and CLOCK in str(tokenizer.chat_template):
+    if date != TODAY and "strftime_now" in str(tokenizer.chat_template):
         day = datetime.fromisoformat(date) if date else datetime.now()
         # A variable of a template takes the place of transformers' function of the same name.
-        tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **{CLOCK: day.strftime})
+        tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, strftime_now=day.strftime)
     return tokenizer
 
 

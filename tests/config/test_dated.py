@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,7 @@ from agentrl.config.dated import dated
 @pytest.mark.parametrize(
     ("command", "kind", "section"), [("train", Config, "actor_rollout_ref.model"), ("sft", SFTConfig, "model")]
 )
-def test_a_run_that_resumes_keeps_its_date(
-    tmp_path: Path, command: str, kind: type[Config] | type[SFTConfig], section: str
-) -> None:
+def test_a_run_that_resumes_keeps_its_date(tmp_path: Path, command: str, kind: Any, section: str) -> None:
     def found(*words: str) -> str | None:
         given = [] if command == "train" else ["data.train_files=a.parquet", "model.path=m"]
         config = dated(load_config([f"trainer.default_local_dir={tmp_path}", *given, *words], command, kind))
