@@ -35,6 +35,7 @@ DATA = {
     # Models, adapters and files of data: read, never run. Jinja templates run in a sandbox.
     *("path", "adapter", "tokenizer", "ref.path", "critic.path", "data.path", "data.train_files", "data.val_files"),
     *("expert.files", "model.path", "model.chat_template", "model.chat_template_kwargs", "model.override_config"),
+    "model.chat_template_date",
     *("model.lora_adapter_path", "reward_model.model.path", "distillation.teacher.path"),
     *("distillation.teacher.tokenizer", "trainer.resume_from_path", "reward_model.judge.prompt", "val_files"),
     "multi_turn.compaction.prompt_file",

@@ -417,7 +417,7 @@ class ValKwargs(Section):
     """Validate by sampling."""
     greedy: bool = True
     """Validate greedily too (one trajectory a prompt)."""
-    temperature: Annotated[float, SAMPLED] = Field(1.0, gt=0)
+    temperature: Annotated[float, SAMPLED] = Field(1.0, ge=0.01)
     """Sampling temperature of validation."""
     top_p: Annotated[float, SAMPLED] = Field(1.0, gt=0, le=1)
     """Nucleus sampling of validation."""
@@ -479,8 +479,8 @@ class RolloutConfig(Section):
     n: int = Field(8, gt=0)
     """Trajectories a prompt. Group estimators compare them: a trajectory whose siblings all failed teaches nothing.
     With 1 they take the reward itself."""
-    temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; log-probs are of softmax(logits / temperature)."""
+    temperature: float = Field(1.0, ge=0.01)
+    """Sampling temperature; log-probs are of softmax(logits / temperature). vLLM samples below 0.01 as at 0.01."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling: the most likely tokens up to this probability; 1: all."""
     top_k: int = Field(-1, ge=-1)
