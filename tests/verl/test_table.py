@@ -1201,6 +1201,7 @@ def test_losses_of_routers_are_those_that_megatron_adds() -> None:
         ("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"),
         ("data.tool_config_path", f"{ROLLOUT}.multi_turn.tool_config_path"),
         ("data.train_data_num", "data.train_max_samples"),
+        ("reward.sandbox_fusion.max_concurrent", "sandbox_fusion.max_concurrent"),
     ],
 )
 def test_two_keys_of_the_same_are_equal_or_refused(first: str, other: str) -> None:

@@ -920,7 +920,7 @@ REWARD = (
     ignored("reward_model.use_reward_loop", "scoring always runs beside generation"),
     ignored("reward*.num_workers", "reward_model.max_concurrent scorers run at once"),
     *(
-        renamed(f"{section}.{name}", f"reward_model.sandbox_fusion.{name}")
+        renamed(f"{section}.{name}", f"reward_model.sandbox_fusion.{name}", is_second_name=True)
         for section in ("sandbox_fusion", "reward.sandbox_fusion")
         for name in ("url", "max_concurrent", "memory_limit_mb")
     ),

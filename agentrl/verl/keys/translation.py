@@ -264,14 +264,18 @@ def refusals(found: Translation, values: Values) -> list[str]:
 
 def contradictions(found: Translation, values: Values) -> list[str]:
     """Write a line for each key of the user's that is a second name of another one, with another value."""
-    return [
-        f"{key}={shown(values[key])} and {name}={shown(values[name])} contradict each other, and are one key here: "
-        "leave one of them out"
-        for key, ours in found.translated.items()
-        if key in found.given and (entry := entry_of(key)) is not None and entry.is_second_name
-        for name, value in ours.items()
-        if name in found.given and name in found.same and values[name] not in (None, value)
-    ]
+    lines, first = [], {name: name for name in found.same if name in found.given}
+    for key, ours in found.translated.items():
+        if key not in found.given or (entry := entry_of(key)) is None or not entry.is_second_name:
+            continue
+        for name, value in ours.items():
+            other = first.setdefault(name, key)
+            if other != key and values[other] not in (None, value):
+                lines.append(
+                    f"{key}={shown(values[key])} and {other}={shown(values[other])} contradict each other, and are one "
+                    "key here: leave one of them out"
+                )
+    return lines
 
 
 def without_effect(found: Translation, config: Section, typed: Collection[str]) -> dict[str, str]:
