@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -49,6 +51,14 @@ def all_gather(values: torch.Tensor) -> torch.Tensor:
     gathered = [torch.empty_like(values) for _ in range(world_size())]
     dist.all_gather(gathered, values)
     return torch.stack(gathered)
+
+
+def all_names(names: Iterable[str]) -> list[str]:
+    """Sort the names that any of the ranks has."""
+    found: list[list[str]] = [list(names)] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(found, found[0])
+    return sorted({name for of_rank in found for name in of_rank})
 
 
 def all_max(value: int, device: torch.device) -> int:

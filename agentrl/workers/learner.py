@@ -31,7 +31,7 @@ from agentrl.model.packed import shares_beginnings
 from agentrl.model.scores import Compare, Needs
 from agentrl.model.sharded_load import read_weights
 from agentrl.optim.optimizer import Optim
-from agentrl.parallel.collectives import all_max, local, rank
+from agentrl.parallel.collectives import all_max, all_names, local, rank
 from agentrl.parallel.gradients import add_up, clip, total_norm
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, give_back, offloading
@@ -265,8 +265,10 @@ class Learner(Generic[Found]):
         for param in self.params.values():
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
-        totals = self.mesh.sum(torch.stack([sums[name] for name in sorted(sums)])).tolist()
-        return dict(zip(sorted(sums), totals, strict=True))
+        names = all_names(sums)  # a loss may give sums for some micro-batches only
+        nothing = torch.zeros((), dtype=torch.float64, device=self.device)
+        totals = self.mesh.sum(torch.stack([sums.get(name, nothing) for name in names])).tolist()
+        return dict(zip(names, totals, strict=True))
 
     def _do(self, work: Callable[[], None], of: Pass[Found], done: list[Callable[[], None]]) -> None:
         """Do a work of a pass that takes memory, and add it to the works that are done.

@@ -346,7 +346,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
 
     def _metrics(self, report: UpdateReport, *, with_expert: bool) -> dict[str, float]:
         """Name the sums that the optimizer steps reported."""
-        names = list(report.taken[0].sums) if report.taken else []
+        names = list(dict.fromkeys(name for one in report.taken for name in one.sums))
         terms = [*self._terms, self._expert] if with_expert else self._terms
         means = {one.name: one.name for one in terms if one.name is not None}
         means |= {name: name for name in ("loss", AUX_LOSS, Z_LOSS) if name in names}

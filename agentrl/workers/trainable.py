@@ -59,7 +59,9 @@ class UpdateReport:
             found |= {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
         tokens = sum(report.sums.get("tokens", 0.0) for report in self.taken) if by_token else 0.0
         if tokens:
-            found |= {name: sum(report.sums[key] for report in self.taken) / tokens for name, key in by_token.items()}
+            found |= {
+                name: sum(report.sums.get(key, 0.0) for report in self.taken) / tokens for name, key in by_token.items()
+            }
         return {f"{role}/{name}": value for name, value in found.items()}
 
 

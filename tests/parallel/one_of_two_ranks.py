@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from agentrl.config.sections.actor import ActorConfig, CriticConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.reward import RewardModelConfig
+from agentrl.parallel.collectives import all_names
 from agentrl.runtime.ranks import shares
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.reward_model import RewardModelWorker
@@ -56,6 +57,7 @@ def main(rank: int, ranks: int, work: Path) -> None:
     if rank == 0:
         save_file(weights, work / "experts.safetensors")
 
+    assert all_names(["b", "a"] if rank else ["c", "b"]) == ["a", "b", "c"], "names that one rank alone has"
     seeing = updated(work / "vision")
     if rank == 0:
         save_file(seeing, work / "vision.safetensors")
