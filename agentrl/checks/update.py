@@ -119,6 +119,8 @@ class UpdateChecks(Generic[Found]):
 
     def begin(self, counts: Counts) -> None:
         self._counts = counts
+        self._passes.clear()  # of a mini-batch that was skipped: no step of the optimizer is to be compared with it
+        self._measured.clear()
         self.steps.begin()
 
     def scored(self, found: Found, micro: RaggedBatch, factor: float) -> None:

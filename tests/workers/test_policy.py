@@ -303,6 +303,18 @@ def test_a_mini_batch_with_a_nan_is_skipped_and_nothing_else(
     assert worker.update(batch, step=3).keys() == metrics.keys() | {"actor/skipped_updates", "perf/update_tokens"}
 
 
+@pytest.mark.parametrize("group", [0, 3])
+def test_a_skipped_mini_batch_is_no_finding_about_the_others(
+    make_worker: WorkerMaker, make_batch: BatchMaker, group: int
+) -> None:
+    batch = make_batch(prompts=4)
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=2, shuffle=False))
+    batch = with_nan(batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0]), group)
+    assert worker.update(batch, step=1)["actor/skipped_updates"] == 1
+    (checked,) = worker.checked()
+    assert checked.report.findings == [] and checked.report.evaluated["update/gradient"] == 1
+
+
 def test_a_step_of_which_everything_is_skipped_changes_nothing(
     make_worker: WorkerMaker, make_batch: BatchMaker
 ) -> None:
@@ -345,6 +357,26 @@ def gives_nan(columns: LossColumns, config: ActorConfig) -> TokenLoss:
 
 def has_no_slope(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     return TokenLoss(-columns.advantages * (columns.logprobs - columns.logprobs.detach()).abs().sqrt())
+
+
+def counts_lower_than_one(columns: LossColumns, config: ActorConfig) -> TokenLoss:
+    """A loss that has a sum for some mini-batches only."""
+    low = columns.advantages[columns.mask].min()
+    return TokenLoss(-columns.advantages * columns.logprobs, {"low": low.abs()} if low < 1 else {})
+
+
+@pytest.mark.parametrize("low_at", [0, 1])
+def test_a_sum_of_some_mini_batches_is_over_the_tokens_of_all(
+    make_worker: WorkerMaker, make_batch: BatchMaker, low_at: int
+) -> None:
+    batch = make_batch(prompts=2)
+    mode = f"{__name__}:counts_lower_than_one"
+    actor = ActorConfig(ppo_mini_batch_size=1, policy_loss=PolicyLossConfig(loss_mode=mode), shuffle=False)
+    low = torch.where(batch.group == low_at, 0.5, 2.0)
+    advantages = torch.repeat_interleave(low, batch.offsets.diff()) * batch.mask
+    worker = make_worker(actor)
+    batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0], advantages=advantages)
+    assert worker.update(batch, step=1)["actor/low"] == pytest.approx(0.5 / int(batch.mask.sum()))
 
 
 @pytest.mark.parametrize(("function", "says"), [(gives_nan, "the result of"), (has_no_slope, "its gradient is not")])
