@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,9 @@ from agentrl.config.load import config_to_dict
 from agentrl.config.section import Section
 from agentrl.data.sources import hash_files
 from agentrl.system.json_value import JSON
+
+SAMPLES, SAMPLE_BYTES = 256, 4096
+"""Places of a file of weights that are hashed, and bytes of each."""
 
 
 def decisive(config: Section, idle: Collection[str]) -> dict[str, JSON]:
@@ -24,6 +28,19 @@ def decisive(config: Section, idle: Collection[str]) -> dict[str, JSON]:
     named = (value for key, value in chosen.items() if not key.startswith("data.") and key != "tools.cassette_path")
     files = {file for value in named for text in _texts(value) for file in _files(text)}
     return {**chosen, **{f"content of {file}": hash_files([file]) for file in sorted(files)}}
+
+
+def hash_weights(folder: Path) -> str:
+    """Hash samples of the weights in a model's folder, as all of them may be read for minutes."""
+    found = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        found.update(f"{file.name} {size}".encode())
+        with file.open("rb") as opened:
+            for place in range(SAMPLES):
+                opened.seek(size * place // SAMPLES)
+                found.update(opened.read(SAMPLE_BYTES))
+    return found.hexdigest()
 
 
 def _texts(value: JSON) -> Iterator[str]:

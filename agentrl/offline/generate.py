@@ -21,7 +21,7 @@ from agentrl.errors import TrainingError
 from agentrl.model.folder import check_folder
 from agentrl.observe.bars import bars_as_stages
 from agentrl.observe.display import Display
-from agentrl.offline.decisive import decisive
+from agentrl.offline.decisive import decisive, hash_weights
 from agentrl.offline.responses import ADDED, UNANSWERED, InputRows, Parts, check_output, response_text
 from agentrl.rollouts.context import (
     RunContext,
@@ -185,8 +185,10 @@ def added_columns(
 
 
 def settings(config: GenerateConfig, data: Dataset) -> dict[str, JSON]:
-    """Return the data and the keys that the rows of the file depend on."""
-    return {"data.path": data.fingerprint, **decisive(config, IDLE)}
+    """Return the data, the keys and the weights that the rows of the file depend on."""
+    path = config.actor_rollout_ref.model.path
+    weights: dict[str, JSON] = {f"weights of {path}": hash_weights(Path(path))} if Path(path).is_dir() else {}
+    return {"data.path": data.fingerprint, **decisive(config, IDLE), **weights}
 
 
 def model_weights(config: GenerateConfig) -> Weights:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,9 +14,10 @@ import pytest
 
 from agentrl.config.keys import nested
 from agentrl.config.sections.offline import GenerateConfig
+from agentrl.data.contract import Dataset
 from agentrl.errors import DataError
 from agentrl.offline.decisive import decisive
-from agentrl.offline.generate import IDLE, ROLLOUT
+from agentrl.offline.generate import IDLE, ROLLOUT, settings
 from agentrl.offline.responses import InputRows, Parts
 from agentrl.system.json_value import JSON
 from agentrl.trajectory.sample import Sample
@@ -110,6 +113,17 @@ def test_the_content_of_files_that_keys_name_is_compared(tmp_path: Path, monkeyp
         found.append(decisive(config_of(keys), IDLE))
     differing = [[key for key in old if old[key] != new[key]] for old, new in pairwise(found)]
     assert differing == [*([f"content of {name}"] for name in names[:3]), []], "a cassette grows"
+
+
+def test_weights_that_were_trained_on_in_their_folder_are_compared(tmp_path: Path) -> None:
+    file, data = tmp_path / "model.safetensors", SimpleNamespace(fingerprint="rows")
+    keys: dict[str, JSON] = {"actor_rollout_ref.model.path": str(tmp_path)}
+    found = []
+    for content in (bytes(3_000_000), bytes(1_000_000) + b"x" * 1_000_000 + bytes(1_000_000)):
+        file.write_bytes(content)
+        found.append(settings(config_of(keys), cast(Dataset, data)))
+    before, after = found
+    assert [key for key in before if before[key] != after[key]] == [f"weights of {tmp_path}"]
 
 
 def config_of(keys: Mapping[str, JSON]) -> GenerateConfig:
