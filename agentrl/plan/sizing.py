@@ -72,11 +72,11 @@ class Counts:
     """Parameters of a model as its own code makes it."""
 
     layers: int
-    """All of its decoder layers."""
+    """Parameters of all decoder layers."""
     active: int
-    """Those of the layers that a token is multiplied with."""
+    """Parameters of the layers that a token is multiplied with."""
     outer: int
-    """Those outside of the layers: embeddings, the head, a vision tower."""
+    """Parameters outside of the layers: embeddings, the head, a vision tower."""
     linear: int
     """Inputs and outputs of the layers' linear modules, added up: a rank of adapters has so many parameters."""
 
@@ -162,7 +162,7 @@ class ModelShape:
 
     @property
     def params(self) -> int:
-        """All of them."""
+        """All parameters."""
         if self.counts is not None:
             return self.counts.layers + self.counts.outer
         return self.layers * self.layer_params + self.head_params * (1 if self.tied else 2)

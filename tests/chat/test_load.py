@@ -55,7 +55,7 @@ def llama(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("before", ["", "<|python_tag|>"])
 def test_llama_3_calls_several_tools_with_semicolons_between(llama: str, before: str) -> None:
-    """As the llama3_json parsers of vLLM and SGLang read them; a semicolon in an argument separates nothing."""
+    """The llama3_json parsers of vLLM and SGLang read them so; a semicolon in an argument separates nothing."""
     chat = Chat.from_pretrained(llama)
     one, two = '{"name": "calculator", "parameters": {"expression": "1; {2}"}}', '{"name": "search", "parameters": {}}'
     turn = chat.parse(chat.encode(f"{before}{one}; {two};{one}"), TOOLS)
