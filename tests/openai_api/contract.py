@@ -166,7 +166,7 @@ class ApiContract:
                 before = open.trajectory.num_sampled
                 body = {**self.program.least, "stream": stream}
                 await asyncio.to_thread(leave_at, self.program.url_of(open), body, b"word", 500)
-                await until(lambda: len(engine.prompts) == 2 and not engine.running)
+                await until(lambda: len(engine.prompts) == 2 and not open.session._tasks)
                 assert hello.content == "Hello."
             turns, tokens = undelivered(open)
             more = open.trajectory.num_sampled - before  # What was taken stays: of a stream, pieces that arrived.

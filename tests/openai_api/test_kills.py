@@ -49,6 +49,8 @@ for turn in range(4):
 """
 PATHS = {"chat/completions": "messages", "responses": "input", "messages": "messages"}
 WORDS = ["sum", " of", "\n\n", " two", "é", "\U0001f600", " and", "three", ".", "  ", "一"]
+MOST = 12
+"""Pieces of a client's answers before which it is killed. A client that has fewer ends by itself."""
 LIMITS = {"max_model_len": 4000, "max_response_tokens": 3000}
 
 
@@ -57,7 +59,7 @@ async def killed(chat: Chat, client: Path, rng: random.Random) -> str:
     path = rng.choice(list(PATHS))
     texts = ["".join(rng.choices(WORDS, k=rng.randrange(1, 80))).strip() or "One" for _ in range(4)]
     answers = iter(texts)
-    sent = {0}
+    sent, pieces, last, reached = {0}, 0, rng.randrange(1, MOST), asyncio.Event()
     async with scripted(chat, lambda session, turn: next(answers), **LIMITS) as (service, engine):
         engine.pieces, engine.most_between = random.Random(rng.random()), 0.02
         async with service.session() as open:
@@ -67,8 +69,12 @@ async def killed(chat: Chat, client: Path, rng: random.Random) -> str:
                 note = delivery.sent
 
                 def noted(size: int, tokens: int) -> None:
+                    nonlocal pieces
                     sent.add(tokens)
                     note(size, tokens)
+                    pieces += 1
+                    if pieces == last:
+                        reached.set()
 
                 delivery.sent = noted
                 return await begin(body, dialect, delivery, read)
@@ -81,8 +87,9 @@ async def killed(chat: Chat, client: Path, rng: random.Random) -> str:
                 *(sys.executable, "-S", "-E", str(client), *arguments), stdout=pipe, stderr=pipe
             )
             reading = asyncio.create_task(process.communicate())
-            await until(lambda: bool(engine.said) or reading.done())
-            await asyncio.wait({reading}, timeout=rng.uniform(0, 1.5))
+            waiting = asyncio.create_task(reached.wait())
+            await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
             if not reading.done():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)  # `process.kill()` may take the status of one that ends now.
