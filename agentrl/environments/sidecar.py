@@ -240,7 +240,8 @@ class Sidecar:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**passed, "PYTHONUNBUFFERED": "1", KEY: secret, MARK: self._mark},
+            # Sets of texts have one order, so a row stands for the same task in each process.
+            env={"PYTHONHASHSEED": "0", **passed, "PYTHONUNBUFFERED": "1", KEY: secret, MARK: self._mark},
             start_new_session=True,
         )
         line = _first_line(process, options.start_timeout)

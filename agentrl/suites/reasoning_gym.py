@@ -1,12 +1,14 @@
 """Tasks of Reasoning Gym (`pip install reasoning-gym`), by its own generators and scorers.
 
 The ground truth of a row names the generator's arguments, and the scorer makes the task again. Scorers that run the
-answer as Python code are refused: an answer comes from a model, and could do anything.
+answer as Python code are refused: an answer comes from a model, and could do anything. So are tasks that another
+process would make otherwise.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.metadata
 import json
@@ -24,6 +26,15 @@ EVALUATED = (
     *("puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
 )
 """Tasks whose scorers run the answer as code."""
+REFUSED = {
+    **dict.fromkeys(EVALUATED, "its scorer runs a model's answer as Python code"),
+    **dict.fromkeys(
+        ("isomorphic_strings", "knight_swap", "ransom_note", "word_ladder"),
+        "another process makes other tasks of it, as it goes through sets of texts",
+    ),
+    "coin_flip": "its scorer computes a number such as 1e400000000, which a model may write, without end",
+}
+"""Why tasks are refused."""
 SIZE, SEED = 50, 42
 PROMPT = "{question}\n\nThink first. Then write the final answer alone between <answer> and </answer>."
 
@@ -57,20 +68,25 @@ def tasks(request: Request) -> Tasks:
     if request.source is not None:
         raise ConfigError("--source: the suite reasoning_gym reads no file; it makes its tasks")
     names = sorted(package().factory.DATASETS)
-    if refused := [part for part in request.parts if part in EVALUATED]:
-        raise ConfigError(
-            f"--parts: the scorer of {', '.join(refused)} in reasoning-gym runs a model's answer as Python code; leave "
-            "it out"
-        )
-    size = SIZE if request.limit is None else request.limit
+    if refused := next((part for part in request.parts if part in REFUSED), None):
+        raise ConfigError(f"--parts: {refused} of reasoning-gym is refused: {REFUSED[refused]}; leave it out")
+    limit = SIZE if request.limit is None else request.limit
+    size = max(SIZE, limit)  # Some tasks depend on it.
     rows = []
-    for part in chosen(request.parts, [name for name in names if name not in EVALUATED], DEFAULT):
+    for part in chosen(request.parts, [name for name in names if name not in REFUSED], DEFAULT):
         found = generator(part, size, SEED)
-        for index in range(size):
-            truth = json.dumps({"task": part, "size": size, "seed": SEED, "index": index})
-            question = PROMPT.format(question=found[index]["question"])
-            rows.append(Row(part, str(index), question, truth, f"reasoning_gym/{part}"))
-    return Tasks(rows, f"reasoning-gym {importlib.metadata.version('reasoning-gym')}, seed {SEED}")
+        for index in range(limit):
+            question = found[index]["question"]
+            truth = {"task": part, "size": size, "seed": SEED, "index": index, "question": digest(question)}
+            made = PROMPT.format(question=question)
+            rows.append(Row(part, str(index), made, json.dumps(truth), f"reasoning_gym/{part}"))
+    of_more = "" if size == SIZE else f", of {size} tasks"
+    return Tasks(rows, f"reasoning-gym {importlib.metadata.version('reasoning-gym')}, seed {SEED}{of_more}")
+
+
+def digest(question: str) -> str:
+    """Name a task by its question."""
+    return hashlib.sha256(question.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def compute_score(solution_str: str, ground_truth: object) -> float:
@@ -78,14 +94,25 @@ def compute_score(solution_str: str, ground_truth: object) -> float:
     try:
         given = json.loads(str(ground_truth))
         task, size, seed, index = given["task"], int(given["size"]), int(given["seed"]), int(given["index"])
+        question = given["question"]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"ground_truth: expected a task, its size, seed and index, found {ground_truth!r:.80}"
+            f"ground_truth: expected a task, its size, seed, index and question's digest, found {ground_truth!r:.160}; "
+            "make the rows again"
         ) from error
-    if task in EVALUATED:
-        raise DataError(f"ground_truth: the scorer of {task} runs an answer as Python code, and is not used")
+    if task in REFUSED:
+        raise DataError(f"ground_truth: {task} of reasoning-gym is refused: {REFUSED[task]}")
     found = generator(task, size, seed)
-    return float(found.score_answer(answer_in(solution_str), found[index]))
+    entry = found[index]
+    if digest(entry["question"]) != question:
+        raise DataError(
+            f"ground_truth: the installed reasoning-gym makes another task {index} of {task} than the row's; install "
+            "the version that made the row, or make the rows again"
+        )
+    try:
+        return float(found.score_answer(answer_in(solution_str), entry))
+    except Exception:  # Some scorers cannot read every text, and a model may write any.
+        return 0.0
 
 
 def answer_in(text: str) -> str | None:

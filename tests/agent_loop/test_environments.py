@@ -465,6 +465,26 @@ async def test_what_an_environment_was_passed_is_hidden_in_what_it_says(
         assert "[secret]" in text and "hunter2" not in text
 
 
+ORDERED = """
+def tasks(split, seed, count): return [{"id": "1", "prompt": " ".join({"a", "b", "c", "d", "e", "f"})}]
+def start(task, seed): return task, None
+def step(episode, action): return {"done": True}
+def score(episode): return 1.0
+"""
+
+
+async def test_every_process_of_an_environment_lists_sets_of_texts_in_one_order(tmp_path: Path) -> None:
+    (tmp_path / "ordered.py").write_text(ORDERED)
+    listed = []
+    for _ in range(2):
+        sidecar = Sidecar(EnvironmentOptions(environment=str(tmp_path / "ordered.py")))
+        try:
+            listed += await sidecar.tasks("train", 1, 1, 60)
+        finally:
+            await sidecar.close()
+    assert listed[0] == listed[1]
+
+
 BACKEND = """
 import json, os, zipfile
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def test_right_answers_score_1_and_wrong_ones_what_the_package_says(package: Any
 
 
 def test_tasks_whose_scorers_run_answers_are_refused(package: Any) -> None:
-    with naming(ConfigError, "reasoning-gym", "Python"):
+    with naming(ConfigError, "reasoning-gym", "Python", "countdown"):
         reasoning_gym.tasks(Request(("gcd", "countdown")))
     with naming(ConfigError, "'chain_sums'", "'chain_sum'", "unknown"):
         reasoning_gym.tasks(Request(("chain_sums",)))
@@ -66,3 +67,30 @@ def test_no_other_scorer_runs_answers(package: Any) -> None:
             reasoning_gym.compute_score(f"<answer>{text}</answer>", row.ground_truth)
             assert "RAN" not in os.environ
             patch.delenv("RAN", raising=False)
+
+
+MAKE = """
+import json, sys
+sys.path.append(sys.argv[1])
+from agentrl.suites import reasoning_gym as suite
+from agentrl.suites.contract import Request
+parts = [one for one in suite.package().factory.DATASETS if one not in suite.REFUSED and one != "composite"]
+rows = suite.tasks(Request(tuple(sorted(parts)), limit=1)).rows
+print("\\n" + json.dumps([row.ground_truth for row in rows]))  # A package may have left a line open.
+"""
+
+
+@pytest.mark.timeout(600)
+def test_every_process_makes_the_same_tasks(package: Any) -> None:
+    folder = str(Path(package.__file__).parents[1])
+    made = [
+        subprocess.run(
+            [sys.executable, "-c", MAKE, folder],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()[-1]
+        for seed in ("1", "2")
+    ]
+    assert made[0] == made[1] and len(json.loads(made[0])) > 80

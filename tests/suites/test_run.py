@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 
 from agentrl.agent_loop.single_turn import SingleTurnCallsLoop
-from agentrl.errors import DataError
+from agentrl.errors import ConfigError, DataError
 from agentrl.evaluate import main
 from agentrl.offline.intervals import of_share
 from agentrl.suites import gsm8k, reasoning_gym, report
@@ -133,10 +134,36 @@ def test_the_last_answer_counts(text: str, answer: str | None) -> None:
     assert reasoning_gym.answer_in(text) == answer
 
 
-def test_a_scorer_that_runs_answers_is_not_used() -> None:
-    truth = json.dumps({"task": "countdown", "size": 1, "seed": 1, "index": 0})
-    with naming(DataError, "Python"):
+@pytest.mark.parametrize(
+    ("task", "why"), [("countdown", "Python"), ("word_ladder", "another process"), ("coin_flip", "1e400000000")]
+)
+def test_tasks_that_cannot_be_judged_are_not_used(task: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = SimpleNamespace(factory=SimpleNamespace(DATASETS=[task]))
+    monkeypatch.setattr(reasoning_gym, "package", lambda: package)
+    with naming(ConfigError, task, why):
+        reasoning_gym.tasks(Request((task,)))
+    truth = json.dumps({"task": task, "size": 1, "seed": 1, "index": 0, "question": ""})
+    with naming(DataError, task, why):
         reasoning_gym.compute_score("<answer>1</answer>", truth)
+
+
+class Primes(list[dict[str, str]]):
+    """A generator whose scorer cannot read every text, as that of prime_factorization."""
+
+    def score_answer(self, answer: str | None, entry: dict[str, str]) -> float:
+        return float(answer is not None and int(answer) == int(entry["answer"]))
+
+
+def test_an_answer_that_the_scorer_cannot_read_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Primes([{"question": "7?", "answer": "7"}])
+    monkeypatch.setattr(reasoning_gym, "generator", lambda task, size, seed: made)
+    given: dict[str, object] = {"task": "primes", "size": 1, "seed": 1, "index": 0}
+    truth = json.dumps({**given, "question": reasoning_gym.digest("7?")})
+    texts = ("<answer>7</answer>", "<answer>seven</answer>", "7")
+    assert [reasoning_gym.compute_score(text, truth) for text in texts] == [1, 0, 0]
+    for other in ({**given, "question": reasoning_gym.digest("11?")}, given):
+        with naming(DataError, "ground_truth", "make the rows again"):
+            reasoning_gym.compute_score("<answer>7</answer>", json.dumps(other))
 
 
 def test_a_row_is_shown_its_own_tools_alone() -> None:

@@ -17,6 +17,8 @@ EVALUATED = (
     *("puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
 )
 """Data sets whose scorers run the answer, which a model wrote, as code."""
+ENDLESS = ("coin_flip",)
+"""Data sets whose scorers compute a number such as 1e400000000, which a model may write, without end."""
 APART = 1_000_003
 """Distance of the seeds of two runs; entry `index` of a data set has the seed of the data set plus `index`."""
 
@@ -68,6 +70,8 @@ def _options(datasets):
     for name in datasets:
         if name in EVALUATED:
             raise ValueError(f"datasets: the scorer of {name} runs answers, which a model wrote, as code")
+        if name in ENDLESS:
+            raise ValueError(f"datasets: the scorer of {name} does not end on numbers that a model may write")
         if name not in (known := sorted(reasoning_gym.factory.DATASETS)):
             near = difflib.get_close_matches(name, known, 3) or known
             raise ValueError(f"datasets: there is no data set {name}; did you mean {', '.join(near)}?")
