@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,11 @@ class DataSet:
         }
         if self.has_environments:  # a mark for the checks of records
             columns["extra_info"] = [{"environment": SOURCE}] * len(self.prompts)
-        with published(self.file) as partial:
+        # Of this process alone: another script with the same rows may write them now.
+        own = self.file.with_name(f"{self.file.stem}-{os.getpid()}{self.file.suffix}")
+        with published(own) as partial:
             pq.write_table(pyarrow.table(columns), partial)
+        own.replace(self.file)
 
 
 def read_data(given: Rows, argument: str, folder: Path, environments: Environments | None = None) -> DataSet:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -23,7 +24,7 @@ from agentrl.trl.adapters import adapter_keys
 from agentrl.trl.arguments import ROLLOUT
 from agentrl.trl.callbacks import Callbacks
 from agentrl.trl.order import RepeatOrder
-from agentrl.trl.rows import read_rows
+from agentrl.trl.rows import read_data, read_rows
 from agentrl.trl.tools import as_tools
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_docs import blocks
@@ -527,6 +528,20 @@ def test_json_lines_are_read_as_they_are_written(tmp_path: Path) -> None:
         file.write_text(broken)
         with pytest.raises(DataError, match=f"train_dataset=.*{says}"):
             read_rows(file, "train_dataset")
+
+
+def test_two_scripts_may_write_the_same_rows_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, write, numbers = read_data(ROWS, "train_dataset", tmp_path), pq.write_table, iter((1, 2))
+    monkeypatch.setattr("os.getpid", lambda: next(numbers))
+
+    def while_another_does(table: Any, file: Path) -> None:
+        write(table, file)
+        monkeypatch.setattr(pq, "write_table", write)
+        data.write()
+
+    monkeypatch.setattr(pq, "write_table", while_another_does)
+    data.write()
+    assert list(tmp_path.iterdir()) == [data.file] and pq.read_metadata(data.file).num_rows == len(ROWS)
 
 
 def test_another_run_never_enters_the_door() -> None:
