@@ -61,6 +61,9 @@ def test_generate_takes_short_keys() -> None:
     assert config.data.max_prompt_length == 512, "what suits the quickstart's policy suits no other"
     with naming(ConfigError, "actor_rollout_ref.rollout.temperature"):
         load_config([*given, "rollout.temperatur=1"], "generate", GenerateConfig)
+    for key in ("rollout.temperature", "rollout.val_kwargs.temperature"):
+        with naming(ConfigError, f"actor_rollout_ref.{key}", "0.01"):
+            load_config([f"actor_rollout_ref.{key}=1e-38"])
 
 
 def test_generate_takes_the_yaml_of_a_training(tmp_path: Path) -> None:
