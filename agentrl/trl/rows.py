@@ -55,7 +55,7 @@ class DataSet:
         }
         if self.has_environments:  # a mark for the checks of records
             columns["extra_info"] = [{"environment": SOURCE}] * len(self.prompts)
-        # Of this process alone: another script with the same rows may write them now.
+        # A name of this process alone: another script with the same rows may write them now.
         own = self.file.with_name(f"{self.file.stem}-{os.getpid()}{self.file.suffix}")
         with published(own) as partial:
             pq.write_table(pyarrow.table(columns), partial)
