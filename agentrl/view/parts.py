@@ -37,7 +37,8 @@ class Part:
     """Parts of one set and step are shown together: `train`, `val_sampled`, `generate`."""
     step: int
     batch: str
-    """A further generation batch of the step, `_001`: its groups are numbered from 0 again."""
+    """A further batch of the step: `_001` of generation, whose groups are numbered from 0 again; `_000064` of a
+    validation, whose first prompt it names."""
     file: str
     """Place below the folder."""
     stamp: Stamp
@@ -55,10 +56,10 @@ def recorded(files: Mapping[str, Stamp], below: str = "", updates: Mapping[str, 
     found = list[Part]()
     for file, stamp in files.items():
         if (name := FileName.read(file)) is not None:
-            batch = name.part if name.part[1:].isdigit() else ""
-            kind = name.split + ("" if batch else name.part)
+            kind, line, number = name.part.rpartition("_")
+            kind, batch = (kind, line + number) if number.isdigit() else (name.part, "")
             update = (updates or {}).get(file)
-            found.append(Part(name.stem, kind, name.step, batch, f"{below}{file}", stamp, update=update))
+            found.append(Part(name.stem, name.split + kind, name.step, batch, f"{below}{file}", stamp, update=update))
     return found
 
 

@@ -59,7 +59,6 @@ class Viewer:
             steps = sets.setdefault(part.set, [])
             if not steps or steps[-1] != part.step:
                 steps.append(part.step)
-        rows = run.metrics.rows
         return {
             "number": number,
             "name": run.name,
@@ -68,8 +67,8 @@ class Viewer:
             "can_replay": run.can_replay,
             "version": run.version,
             "sets": sets,
-            "steps": len(rows),
-            "last": rows[-1] if rows else {},
+            "steps": len(run.metrics.rows),
+            "last": {**run.metrics.newest},
             "alarms": len(run.alarms.rows),
             "numbers": run.numbers,
         }

@@ -36,6 +36,7 @@ def test_names_tell_sets_steps_shares_and_further_batches() -> None:
         "train_000013.2of2.parquet",
         "train_000012_001.parquet",
         "val_000000_sampled.parquet",
+        "val_000000_sampled_000064.parquet",
         ".train_000014.parquet.partial",
         "notes.txt",
     ]
@@ -48,6 +49,7 @@ def test_names_tell_sets_steps_shares_and_further_batches() -> None:
         ("train_000013.2of2", "train", 13, ""),
         ("train_000012_001", "train", 12, "_001"),
         ("val_000000_sampled", "val_sampled", 0, ""),
+        ("val_000000_sampled_000064", "val_sampled", 0, "_000064"),
     }
     assert found["train_000013.2of2"].update == "updates/train_000013.2of2.parquet"
     assert found["train_000013.1of2"].update is None
@@ -96,6 +98,16 @@ def test_lines_are_read_on_when_they_are_whole(tmp_path: Path) -> None:
     file.write_text('{"step": 7, "as long as": "it was before, and longer"}\n')  # another run in its place
     lines.refresh(file.stat().st_size)
     assert [row["step"] for row in lines.rows] == [7]
+
+
+def test_lines_of_steps_that_are_done_again_take_the_place_of_the_first(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    lines = JsonLines(Folder(str(tmp_path)), "metrics.jsonl")
+    for steps in (["1", "2.5", "3.5"], ["1", "2.25", "3.25", "4"]):
+        file.write_text("".join(f'{{"step": {int(float(one))}, "loss": {one}}}\n' for one in steps))
+        lines.refresh(file.stat().st_size)
+    assert ([row["loss"] for row in lines.rows], lines.unreadable) == ([1, 2.25, 3.25, 4], 0)
+    assert lines.newest == {"step": 4, "loss": 4}
 
 
 def test_a_run_that_goes_on_is_seen_to(tmp_path: Path) -> None:
