@@ -70,7 +70,7 @@ class Writer(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    after_step: int = Field(ge=0)
+    after_step: int = Field(ge=0, lt=1 << 63)
     versions: dict[str, str]
 
 

@@ -270,7 +270,7 @@ def _conditions(question: Question) -> tuple[str, list[object]]:
 def _prompt(folder: Folder, part: Part, row: int) -> str:
     with _database() as database:
         database.register("raw", source(folder, part))
-        sql = f"select {PROMPT} from (select messages, row_number() over () - 1 as row from raw) where row = ?"
+        sql = f"select {PROMPT} from (select messages, turns, row_number() over () - 1 as row from raw) where row = ?"
         try:
             found = database.execute(sql, [row]).fetchone()
         except (duckdb.Error, pa.ArrowException, OSError) as error:

@@ -35,8 +35,8 @@ TEXTS = ("prompts", "responses", "answers", "truths", "failures", "uids", "sourc
 COLUMNS = (*TEXTS, "ids", "scores", *NUMBERS)
 """Columns that an export can leave out; TEXTS can be masked, too."""
 MASKED = "█"
-DIGITS = 3
-"""Significant digits of the numbers of tokens."""
+DIGITS, LOGPROB_DIGITS = 3, 8
+"""Significant digits of the numbers of tokens, and of log-probs, of which pages show small differences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,10 @@ def hide(record: Record, hidden: Hidden) -> None:
         left |= {*ids.tolist()}
         values = cast(dict[str, npt.NDArray[np.float32]], window["values"])
         window["values"] = {
-            name: [float(f"{one:.{DIGITS}g}") if one == one else None for one in numbers.tolist()]
+            name: [
+                float(f"{one:.{LOGPROB_DIGITS if name.endswith('logprobs') else DIGITS}g}") if one == one else None
+                for one in numbers.tolist()
+            ]
             for name, numbers in values.items()
             if name not in hidden.left_out
         }

@@ -31,11 +31,13 @@ TOO_LARGE = f"the question needs more than {MEMORY} of memory: ask for fewer col
 CHILDREN = Children("agentrl.view.answers")
 Found: TypeAlias = dict[str, JSON]
 
+_ANSWERS = "list_filter(range(1, len(messages) + 1), lambda i: messages[i].role = 'assistant')"
+_TURNS = "coalesce(len(list_filter(turns, lambda t: t.role = 'assistant')), 0)"
 PROMPT = (
-    "array_to_string(list_transform(messages[1:coalesce(nullif(list_position(list_transform(messages, "
-    "lambda m: m.role), 'assistant'), 0) - 1, len(messages))], "
-    "lambda m: m.role || ': ' || coalesce(m.content, m.other, '')), chr(10))"
+    f"array_to_string(list_transform(messages[1:coalesce(({_ANSWERS})[greatest(len({_ANSWERS}) - {_TURNS}, 0) + 1] - "
+    "1, len(messages))], lambda m: m.role || ': ' || coalesce(m.content, m.other, '')), chr(10))"
 )
+"""Text of the messages before the policy's first; assistant messages beyond its turns are of the prompt."""
 _MALFORMED = ", ".join(f"'{one}'" for one in sorted(MALFORMED))
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "uid": ("uid", "the trajectory's name"),

@@ -13,7 +13,7 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, first_line
 from agentrl.system.json_value import JSON, as_list, as_object
 from agentrl.trajectory.parquet import SCHEMA
 from agentrl.view.folder import Stamp
@@ -35,13 +35,24 @@ NUMBERS = (
     "token_rewards",
 )
 """Columns with a number for each token, as far as they are recorded."""
-DECIMALS = 5
 Record: TypeAlias = dict[str, object]
 BY_TOKEN = ("ids", "mask", "logprobs")
+ODD = (pa.ArrowException, AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+"""Errors by which values of another form than agentrl's show."""
 
 
 def trajectory(run: Run, part: Part, row: int) -> Record:
-    """Read one trajectory. Raises DataError without a trajectory there."""
+    """Read one trajectory. Raises DataError without a trajectory there, and for values of another form."""
+    try:
+        return _trajectory(run, part, row)
+    except ODD as error:
+        raise DataError(
+            f"{run.folder.url}/{part.file}, row {row}: want a trajectory as agentrl records it; its values have "
+            f"another form ({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+def _trajectory(run: Run, part: Part, row: int) -> Record:
     table, place = _row_of(run, part, row)
     values = {} if part.update is None else _update_of(run, part, part.update, row)
     plain = table.drop_columns([name for name in BY_TOKEN if name in table.column_names]).slice(place, 1)
@@ -51,6 +62,7 @@ def trajectory(run: Run, part: Part, row: int) -> Record:
         raise run.folder.damaged(part.file, error) from error
     found |= {name: None for name in SCHEMA.names if name not in found and name not in BY_TOKEN}
     turns, calls = _dicts(found["turns"]), _dicts(found.pop("calls"))
+    found["messages"] = _dicts(found["messages"])
     for index, turn in enumerate(turns):
         turn["calls"] = [call for call in calls if call["turn"] == index]
     found["turns"] = turns
@@ -91,10 +103,10 @@ def _group_of(run: Run, name: str, stamp: Stamp, row: int) -> tuple[pa.Table, in
 
 def _update_of(run: Run, part: Part, update: str, row: int) -> dict[str, pa.Scalar]:
     """Return the update's values for the trajectory by column: of the rows with its uid, the row in its order."""
+    uids = run.folder.parquet(part.file).read(["uid"])["uid"].to_pylist()
     try:
-        uids = run.folder.parquet(part.file).read(["uid"])["uid"].to_pylist()
         theirs = run.folder.parquet(update).read(["uid"])["uid"].to_pylist()
-    except (pa.ArrowException, OSError) as error:
+    except (*ODD, OSError) as error:
         raise run.folder.damaged(update, error) from error
     found = [place for place, uid in enumerate(theirs) if uid == uids[row]]
     before = uids[:row].count(uids[row])
@@ -116,13 +128,15 @@ def _transcripts(
     for number in range(len(ids.values) if ids is not None and ids.is_valid else 0):
         one = {name: _numbers(table[name][place], number) for name in BY_TOKEN if name in table.column_names}
         mask = one["mask"].astype(bool)
+        if len(mask) != len(one["ids"]):
+            raise ValueError(f"{len(one['ids'])} ids and a mask of {len(mask)}")
         numbers = {"logprobs": one["logprobs"]} | {
             name: _numbers(scalar, number) for name, scalar in values.items() if scalar.is_valid
         }
         yield {
             "ids": one["ids"],
             "mask": one["mask"],
-            "prompt_length": lengths[number],
+            "prompt_length": int(cast(int, lengths[number])),
             "versions": versions[number],
             "images": images[number] if number < len(images) else [],
             "policy": policies[number] if number < len(policies) else None,
@@ -130,7 +144,7 @@ def _transcripts(
             "trained_to": ends[number] if number < len(ends) else None,
             "score": scores[number] if number < len(scores) else None,
             "values": {
-                name: np.where(mask, np.round(array.astype(np.float32), DECIMALS), np.nan).astype(np.float32)
+                name: np.where(mask, array.astype(np.float32), np.float32(np.nan))
                 for name, array in numbers.items()
                 if len(array) == len(mask)
             },

@@ -6,6 +6,7 @@ It holds names and numbers by step; trajectories are read when they are asked fo
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections import OrderedDict
@@ -24,8 +25,10 @@ from agentrl.view.json_lines import JsonLines
 from agentrl.view.parts import LINES, PIECE, Part, dumped, generated, recorded
 from agentrl.view.tokens import TokenTexts, find_tokens
 
-MOST_CONFIG = 1 << 20
+MOST_CONFIG = 1 << 18
 MOST_KEYS = 5000
+MOST_SHOWN = 500
+"""Bytes of a config, its keys, and the characters of a value that is a list."""
 KEPT = 4
 MOST_KEPT = 1 << 28
 """Tables, and their bytes, that are kept of a run: neighbours are looked at one after the other."""
@@ -132,7 +135,7 @@ class Run:
     def config(self) -> Mapping[str, JSON]:
         """Values of config.yaml by dotted key; empty without a readable config."""
         if self._config is None:
-            text = self.folder.read("config.yaml") if self.kind == "run" else None
+            text = self.folder.read("config.yaml", end=MOST_CONFIG + 1) if self.kind == "run" else None
             self._config = _config(text) if text is not None and len(text) <= MOST_CONFIG else {}
         return self._config
 
@@ -235,7 +238,7 @@ def _only(files: Mapping[str, Stamp], wanted: Callable[[str], object]) -> dict[s
 
 def _config(text: bytes) -> dict[str, JSON]:
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         return dict(itertools.islice(_leaves(value, ""), MOST_KEYS)) if isinstance(value, dict) else {}
     except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: no UTF-8, or an integer of too many digits
         return {}
@@ -244,7 +247,13 @@ def _config(text: bytes) -> dict[str, JSON]:
 def _leaves(value: JSON, key: str) -> Iterator[tuple[str, JSON]]:
     if not isinstance(value, dict) or not value:
         is_small = not isinstance(value, int) or -(1 << 63) <= value < 1 << 63  # JSON's writer takes no larger one
-        yield key, value if isinstance(value, str | int | float | None) and is_small else f"{value!r:.500}"
+        yield key, value if isinstance(value, str | int | float | None) and is_small else _text(value)
         return
     for name, one in value.items():
         yield from _leaves(one, f"{key}.{name}" if key else str(name))
+
+
+def _text(value: object) -> str:
+    """Write the beginning of a value: by YAML's aliases few bytes may stand for more of it than a memory holds."""
+    pieces = json.JSONEncoder(default=str, skipkeys=True).iterencode(value)
+    return "".join(one[:MOST_SHOWN] for one in itertools.islice(pieces, MOST_SHOWN))[:MOST_SHOWN]

@@ -39,7 +39,7 @@ from agentrl.view.questions import (
 from agentrl.view.run import Run, open_run
 from agentrl.view.viewer import Viewer
 from tests.naming import Names, naming
-from tests.view.made import played
+from tests.view.made import Player, played
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,20 @@ def test_the_same_prompt_is_found_at_other_steps(opened: Run) -> None:
     prompt = prompt_of(opened, opened.part("train_000001"), 5)
     assert prompt == "system: Be right.\nuser: How much is 1 times 0?"
     assert found(opened, Question(prompt=prompt)) == [(step, row) for step in (1, 2, 3) for row in (4, 5, 6, 7)]
+
+
+def test_answers_that_were_given_are_of_the_prompt(tmp_path: Path) -> None:
+    given = [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]
+    players = [Player(f"train/1/0/{k}", k, f"{k} + 1") for k in range(2)]
+    for player in players:
+        player.says("3").trajectory.messages[1:1] = given
+    (tmp_path / "trajectories").mkdir()
+    ended = [player.ends(1.0) for player in players]
+    write_trajectories(tmp_path / "trajectories", ended, step=1, split="train", turn_reward_coef=1.0)
+    run = open_run(str(tmp_path))
+    prompt = prompt_of(run, run.part("train_000001"), 1)
+    assert prompt == "system: Be right.\nuser: 1 + 1\nassistant: 2\nuser: 1 + 1"
+    assert found(run, Question(prompt=prompt)) == [(1, 1)]
 
 
 @pytest.mark.parametrize(

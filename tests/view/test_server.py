@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.view.__main__ import main, names_of
 from agentrl.view.export import SCRIPTS
+from agentrl.view.run import open_run
 from agentrl.view.server import is_named
 from tests.naming import Names, assert_names
 from tests.view.served import BEARER, TOKEN, serving
@@ -190,6 +191,14 @@ def test_a_config_of_odd_numbers_is_shown(tmp_path: Path) -> None:
     with serving(tmp_path / "large", tmp_path / "beyond") as address:
         large, beyond = (httpx.get(f"{address}/api/run/{number}", headers=BEARER).json() for number in (0, 1))
     assert large["config"] == {"large": "99999999999999999999", "small": 7} and beyond["config"] == {}
+
+
+def test_few_bytes_of_a_config_cannot_stand_for_many(tmp_path: Path) -> None:
+    lists = [f"b{place}: &a{place} [{', '.join([f'*a{place - 1}'] * 9)}]" for place in range(1, 16)]
+    (tmp_path / "config.yaml").write_text("\n".join(["a: &a0 [1, x]", *lists, "d: [{k: 2020-01-01}]"]))
+    config = open_run(str(tmp_path)).config
+    assert (config["a"], config["d"]) == ('[1, "x"]', '[{"k": "2020-01-01"}]')
+    assert len(str(config["b15"])) <= 500
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,50 @@ def test_rows_that_share_a_uid_take_theirs_in_order(tmp_path: Path) -> None:
 def viewer_mean(run: Any, row: int) -> float:
     record = as_seen(trajectory(run, run.part("train_000002"), row))
     return next(value for value in record["transcripts"][0]["values"]["advantages"] if value is not None)
+
+
+def rewritten(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    table = pq.read_table(file)
+    rows = table.to_pylist(maps_as_pydicts="lossy")
+    for row in rows:
+        change(row)
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: row["ids"][0].__setitem__(0, -5),
+        lambda row: row["ids"][0].__setitem__(0, None),
+        lambda row: row.update(mask=None),
+        lambda row: row.update(mask=[[1]]),
+        lambda row: row.update(prompt_length=[]),
+        lambda row: row.update(prompt_length=[None]),
+        lambda row: row.update(versions=None),
+    ],
+    ids=["negative", "no id", "no mask", "short mask", "no length", "null length", "no versions"],
+)
+def test_values_of_another_form_are_named(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    file = make_run(tmp_path / "x", 1, 1) / "trajectories" / "train_000001.parquet"
+    rewritten(file, change)
+    with naming(DataError, ("train_000001.parquet", "row 1")):
+        Viewer([open_run(str(tmp_path / "x"))]).trajectory((0, "train_000001", 1))
+
+
+def test_small_gaps_are_not_lost_in_rounding(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "x", 2, 1)
+    gap = np.float32(-0.25) - np.float32(-0.250002)
+    rewritten(
+        folder / "updates" / "train_000002.parquet",
+        lambda row: row.update(trainer_logprobs=[[one and one - float(gap) for one in row["trainer_logprobs"][0]]]),
+    )
+    viewer = Viewer([open_run(str(folder))])
+    route = "/api/run/0/trajectory/train_000002/0"
+    written = contents(exported(viewer, [(0, "train_000002", 0)], Hidden()))["routes"][route]
+    for record in (as_seen(viewer.trajectory((0, "train_000002", 0))), written):
+        values = record["transcripts"][0]["values"]
+        place = values["logprobs"].index(-0.25)
+        assert values["logprobs"][place] - values["trainer_logprobs"][place] == pytest.approx(float(gap), rel=0.02)
 
 
 def test_a_group_side_by_side(viewer: Viewer) -> None:
