@@ -139,6 +139,34 @@ def test_a_line_that_would_hide_an_equal_one_is_dashed(watched: Watched, address
     assert page.evaluate(TWINS) == [False, True, False]
 
 
+def test_columns_are_sorted_both_ways(watched: Watched, address: str) -> None:
+    page = watched.open(address, "/run/0/step/train/2")
+    expect(page.locator("tbody tr")).to_have_count(8)
+    for name, first in (("uid", ["0/0", "1/3", "0/0"]), ("longest call", ["0/3", "0/0", "0/0"])):
+        for uid in first:
+            page.locator("th").get_by_role("button", name=name).click()
+            expect(page.locator("tbody tr").first).to_contain_text(f"train/2/{uid}")
+
+
+def test_a_bar_leads_to_the_trajectories_that_it_counts(browser: Browser, tmp_path: Path) -> None:
+    more = []
+    for turns in (1, 3, 5, 6, 7):
+        player = Player(f"train/1/9/{turns}", 9, "Play.")
+        for _ in range(turns):
+            player.says("a")
+        more.append(player.ends(1.0))
+    with serving(make_run(tmp_path / "run", steps=1, groups=1, more=more)) as address:
+        watched = Watched(browser)
+        page = watched.open(address, "/run/0/step/train/1")
+        page.get_by_role("button", name="turns 1 to 2: 1").click()
+        expect(page.locator("h2").first).to_have_text("1 found")
+        page.go_back()
+        page.get_by_role("button", name="turns 6 to 7: 2").click()
+        expect(page.locator("h2").first).to_have_text("2 found")
+        assert watched.said == []
+        watched.context.close()
+
+
 def test_search_and_the_same_prompt_at_two_steps(watched: Watched, address: str) -> None:
     page = watched.open(address, "/run/0/search")
     page.get_by_role("link", name="Malformed calls").click()
@@ -221,13 +249,14 @@ def test_a_turn_names_the_role_that_took_it(browser: Browser, tmp_path: Path) ->
     first = Player("train/1/9/0", 9, "Play.").says("a")
     second = Player("train/1/9/1", 9, "Play.").says("b").hears("Sure?", "user")
     first.window.role, second.window.role = "white", "black"
+    first.window.score = 0.25
     first.trajectory.transcripts.append(second.window)
     first.trajectory.turns += [replace(turn, transcript=1) for turn in second.trajectory.turns]
     folder = make_run(tmp_path / "run", steps=1, groups=1, more=[first.ends(1.0)])
     with serving(folder) as address:
         watched = Watched(browser)
         page = watched.open(address, "/run/0/trajectory/train_000001/4")
-        expect(page.locator(".tokens-of .chip")).to_have_text(["white", "black"])
+        expect(page.locator(".tokens-of .chip")).to_have_text(["white · score 0.25", "black"])
         expect(page.locator(".conversation .of-role")).to_have_text(["white", "black", "black"])
         assert watched.said == []
         watched.context.close()

@@ -56,7 +56,7 @@ async function fetched(path, options) {
   }
   if (response.status === 403) throw new Error("Open the address that the command printed, which ends in ?token=...: this browser has no token of it.");
   if (response.ok) return response;
-  const answer = await response.json();
+  const answer = await response.json().catch(() => ({ error: `The viewer's server failed (${response.status}): its terminal shows why.` }));
   throw new Error(answer.error ?? JSON.stringify(answer.detail ?? answer));
 }
 

@@ -82,7 +82,7 @@ export function curves({ title, steps, lines, range, zoomed, opened, stacked, ma
           fill: stacked ? mix(color(colors[place])) : undefined,
           spanGaps: true,
           dash: !stacked && values.slice(0, place).some((one) => same(one, values[place])) ? [6, 6] : undefined,
-          points: { show: steps.length < 40 && !stacked, size: 4 },
+          points: { show: steps.length < (stacked ? 2 : 40), size: 4 },
         })),
       ],
       hooks: {
@@ -178,7 +178,7 @@ export function histogram({ title, values, chosen }) {
         title: `${number(from)} to ${number(from + width)}: ${count}`,
         "aria-label": `${title} ${number(from)} to ${number(from + width)}: ${count}`,
         style: { "--part": count ? Math.max(0.02, count / most) : 0 },
-        on: { click: () => chosen?.(from, place === bins - 1 ? high : from + width) },
+        on: { click: () => chosen?.(from, place === bins - 1 ? high : from + width, place === bins - 1) },
       }),
     );
   });

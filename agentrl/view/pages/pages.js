@@ -50,9 +50,9 @@ function clock(byTime, redrawn) {
 
 export async function runs(overview, query, redrawn) {
   const byTime = query.get("over") === "minutes";
-  const picked = ["reward/mean", "val/success_sampled", "actor/entropy", "rollout/logprob_gap_mean_abs", "response/sampled_mean", "time/step"];
+  const picked = ["reward/mean", "val/success_sampled", "val/success_greedy", "actor/entropy", "rollout/logprob_gap_mean_abs", "response/sampled_mean", "time/step"];
   const answers = isExport ? [] : await Promise.all(overview.runs.map((run) => get(`/api/run/${run.number}`)));
-  const numbers = ["reward/mean", "success/rate", "val/success_sampled", "actor/entropy", "rollout/logprob_gap_max_abs", "tool/malformed_rate", "time/step", "perf/tokens_per_second"].filter((name) => overview.runs.some((run) => run.last[name] !== undefined));
+  const numbers = ["reward/mean", "success/rate", "val/success_sampled", "val/success_greedy", "actor/entropy", "rollout/logprob_gap_max_abs", "tool/malformed_rate", "time/step", "perf/tokens_per_second"].filter((name) => overview.runs.some((run) => run.last[name] !== undefined));
   const table = h(
     "div",
     { class: "scroll" },
@@ -138,7 +138,7 @@ export async function run(overview, [number_], query, redrawn) {
   };
   find.addEventListener("input", list);
   const last = one.last;
-  const tiles = [["step", last.step], ["reward", last["reward/mean"]], ["success", last["success/rate"]], ["validation", last["val/success_sampled"]], ["entropy", last["actor/entropy"]], ["gap", last["rollout/logprob_gap_mean_abs"]], ["loss", last["train/loss"]], ["s/step", last["time/step"]], ["tokens/s", last["perf/tokens_per_second"]], ["minutes spent", last["budget/minutes"]], ["cost", last["budget/cost"]], ["steps left", last["budget/steps_left"]]].filter(([, value]) => value !== undefined);
+  const tiles = [["step", last.step], ["reward", last["reward/mean"]], ["success", last["success/rate"]], ["validation", last["val/success_sampled"] ?? last["val/success_greedy"]], ["entropy", last["actor/entropy"]], ["gap", last["rollout/logprob_gap_mean_abs"]], ["loss", last["train/loss"]], ["s/step", last["time/step"]], ["tokens/s", last["perf/tokens_per_second"]], ["minutes spent", last["budget/minutes"]], ["cost", last["budget/cost"]], ["steps left", last["budget/steps_left"]]].filter(([, value]) => value !== undefined);
   const scores = Object.entries(one.numbers);
   const body = h(
     "main",
@@ -201,7 +201,7 @@ export async function step(overview, [number_, , set, at], query) {
   const open = (index) => (location.hash = link(["run", number_, "trajectory", rows[index].part, rows[index].row]));
   const values = (name) => rows.map((row) => row[name]);
   const score = rows.some((row) => row.reward !== null) ? "reward" : "score";
-  const narrow = (name) => (low, high) => (location.hash = link(["run", number_, "search"], { where: `${name} between ${low} and ${high}`, set, first: at, last: at }));
+  const narrow = (name) => (low, high, isLast) => (location.hash = link(["run", number_, "search"], { where: `${name} >= ${low} and ${name} ${isLast ? "<=" : "<"} ${high}`, set, first: at, last: at }));
   const groups = new Set(rows.map((row) => `${row.batch}/${row.group}`)).size;
   const go = (to, name) => (to === undefined ? null : h("a", { class: "button", href: link(["run", number_, "step", set, to]), title: name === "‹" ? "the step before (key [)" : "the next step (key ])", "data-go": name }, name));
   return h(
@@ -317,6 +317,7 @@ export async function trajectory(asked, [number_, , part, row], query) {
   const table = { places: () => [`${number_}/${part}/${row}`] };
   const score = (name, value) => (value === null || value === undefined ? null : tile(name, number(value)));
   const sampled = windows.reduce((sum, window) => sum + window.mask.reduce((count, mask) => count + mask, 0), 0);
+  const truth = plain(record.ground_truth);
   const same = h("span", {});
   const body = h(
     "main",
@@ -336,17 +337,30 @@ export async function trajectory(asked, [number_, , part, row], query) {
     ),
     same,
     record.failure ? problems([record.failure]) : null,
-    h("div", { class: "tiles" }, score("reward", record.reward), score("score", record.score), score("model reward", record.model_reward), ...Object.entries(record.reward_parts ?? {}).map(([name, value]) => score(`reward: ${name}`, value)), ...Object.entries(record.score_extra ?? {}).map(([name, value]) => score(name, value)), tile("tokens", number(sampled)), tile("turns", number(record.num_turns)), tile("calls", number(record.turns.reduce((sum, turn) => sum + turn.calls.length, 0))), record.data_source ? tile("source", shown(record.data_source)) : null, record.agent_name ? tile("agent", shown(record.agent_name)) : null, ...Object.entries(record.metrics ?? {}).map(([name, value]) => tile(name, /seconds$/.test(name) ? seconds(value) : number(value)))),
+    truth && truth.length > SHORT ? details("Ground truth", [truth]) : null,
+    h("div", { class: "tiles" }, score("reward", record.reward), score("score", record.score), score("model reward", record.model_reward), ...Object.entries(record.reward_parts ?? {}).map(([name, value]) => score(`reward: ${name}`, value)), ...Object.entries(record.score_extra ?? {}).map(([name, value]) => score(name, value)), tile("tokens", number(sampled)), tile("turns", number(record.num_turns)), tile("calls", number(record.turns.reduce((sum, turn) => sum + turn.calls.length, 0))), truth && truth.length <= SHORT ? tile("ground truth", shown(truth)) : null, record.data_source ? tile("source", shown(record.data_source)) : null, record.agent_name ? tile("agent", shown(record.agent_name)) : null, ...Object.entries(record.metrics ?? {}).map(([name, value]) => tile(name, /seconds$/.test(name) ? seconds(value) : number(value)))),
     record.tokenizer.known || !windows.length ? null : h("p", { class: "help" }, "Ids are shown in place of texts: ", shown(record.tokenizer.origin), "."),
     h(
       "div",
       { class: "both" },
       h("section", { class: "conversation" }, h("h2", {}, "Conversation"), conversation(one, record, tokens, windows[at])),
-      h("section", { class: "tokens-of" }, h("h2", {}, "Tokens", windows.length > 1 ? windows.map((window) => h("a", { class: "chip", href: link(["run", number_, "trajectory", part, row], { window: window.index }), "aria-current": window.index === at }, window.role ? `${window.role}${window.policy && window.policy !== "policy" ? ` (${window.policy})` : ""}` : `window ${window.index + 1}`, window.trained_to === 0 ? " (not trained on)" : "", window.score === null || window.score === undefined ? "" : ` · score ${reward(window.score)}`)) : null), tokens),
+      h("section", { class: "tokens-of" }, h("h2", {}, "Tokens", windows.length > 1 ? windows.map((window) => h("a", { class: "chip", href: link(["run", number_, "trajectory", part, row], { window: window.index }), "aria-current": window.index === at }, window.role ? `${window.role}${window.policy && window.policy !== "policy" ? ` (${window.policy})` : ""}` : `window ${window.index + 1}`, window.trained_to === 0 ? " (not trained on)" : "", window.score === null || window.score === undefined ? "" : [" · score ", reward(window.score)])) : null), tokens),
     ),
   );
   body.choose = (place) => tokens.choose?.(place);
   return body;
+}
+
+const SHORT = 60;
+
+/** A text out of its JSON; other values as they are written. */
+function plain(text) {
+  try {
+    const value = JSON.parse(text);
+    return typeof value === "string" ? value : text;
+  } catch {
+    return text;
+  }
 }
 
 async function samePrompt(holder, number_, part, row) {
@@ -367,16 +381,21 @@ function isNotTrained(record, turn) {
   return end !== null && end !== undefined && turn.end > end;
 }
 
+const ROLES = ["assistant", "user", "tool", "system"];
+
 function conversation(run, record, tokens, window) {
-  const prompt = (record.messages ?? []).slice(0, Math.max(0, (record.messages ?? []).findIndex((message) => message.role === "assistant")) || undefined);
-  const first = prompt.filter((message) => message.role !== "assistant" && message.role !== "tool");
+  const messages = record.messages ?? [];
+  const answers = messages.flatMap((message, place) => (message.role === "assistant" ? [place] : []));
+  // Assistant messages beyond the policy's turns are of the prompt.
+  const given = Math.max(0, answers.length - record.turns.filter((turn) => turn.role === "assistant").length);
+  const prompt = messages.slice(0, answers[given]);
   return [
-    first.map((message) => h("article", { class: `turn ${message.role === "system" ? "system" : "user"}` }, h("header", {}, h("b", {}, shown(message.role))), h("div", { class: "text" }, message.content === null ? contents(message.other, record.pictures) : shown(message.content)))),
+    prompt.map((message) => h("article", { class: `turn ${ROLES.includes(message.role) ? message.role : "user"}` }, h("header", {}, h("b", {}, shown(message.role)), h("span", {}, "prompt")), h("div", { class: "text" }, message.content === null ? contents(message.other, record.pictures) : shown(message.content), message.tool_calls ? h("pre", { class: "arguments" }, shown(message.tool_calls)) : null))),
     record.turns.map((turn, index) =>
       // A tool's turn is shown by the cards of the calls that it answers.
       turn.role === "tool" && record.turns[index - 1]?.calls.length ? null : h(
         "article",
-        { class: `turn ${["assistant", "user", "tool", "system"].includes(turn.role) ? turn.role : "user"}`, "data-turn": index },
+        { class: `turn ${ROLES.includes(turn.role) ? turn.role : "user"}`, "data-turn": index },
         h("header", {}, h("b", {}, shown(turn.role)), record.transcripts[turn.transcript]?.role ? h("span", { class: "of-role" }, shown(record.transcripts[turn.transcript].role)) : null, isNotTrained(record, turn) ? h("span", {}, "not trained on") : null, turn.finish_reason ? h("span", {}, shown(turn.finish_reason)) : null, turn.seconds ? h("span", {}, seconds(turn.seconds)) : null, turn.end > turn.start ? h("button", { type: "button", class: "plain", title: "show its tokens", on: { click: () => window && turn.transcript === window.index && tokens.reveal?.(turn.start) } }, `tokens ${turn.start}–${turn.end}`) : null, turn.reward === null || turn.reward === undefined ? null : h("span", {}, "reward ", reward(turn.reward)), editButton(run, record, index)),
         h("div", { class: "text" }, turn.text === null ? h("span", { class: "hidden" }, "left out") : shown(turn.text)),
         turn.calls.map((one, place) => call(one, editButton(run, record, index + 1, place))),

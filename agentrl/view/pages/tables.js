@@ -62,7 +62,8 @@ export function trajectories({ rows, columns, run, query, many, chosen }) {
     more.hidden = visible.length <= most;
   };
   const order = (name) => {
-    sort = sort === `-${name}` ? name : sort === name ? "" : TEXT.has(name) ? (sort === name ? `-${name}` : name) : `-${name}`;
+    const turns = TEXT.has(name) ? [name, `-${name}`, ""] : [`-${name}`, name, ""];
+    sort = turns[(turns.indexOf(sort) + 1) % 3];
     remember({ sort });
     draw();
   };
