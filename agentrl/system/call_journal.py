@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
@@ -247,6 +248,7 @@ def fields_as_json(value: DataclassInstance) -> bytes:
 
 
 def _number(value: object) -> float:
-    if not hasattr(value, "__float__"):
-        raise TypeError(f"{value!r:.100} has no form in JSON")
-    return float(value)
+    if hasattr(value, "__float__"):
+        with suppress(TypeError, ValueError, RuntimeError):  # of an array that is no number
+            return float(value)
+    raise TypeError(f"{value!r:.100} has no form in JSON")

@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast, final
@@ -177,6 +178,10 @@ class Cassette:
             self._first.setdefault(key, line)
 
 
-def _plain(value: object) -> float | str:
-    """Convert a value that JSON has no form for: numbers of numpy and the like to floats, other values to text."""
-    return float(value) if hasattr(value, "__float__") else str(value)
+def _plain(value: object) -> object:
+    """Convert a value that JSON has no form for: numbers of numpy and the like to floats, arrays to lists, other values
+    to text."""
+    if hasattr(value, "__float__"):
+        with suppress(TypeError, ValueError, RuntimeError):  # of an array that is no number
+            return float(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)

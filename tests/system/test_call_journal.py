@@ -180,3 +180,15 @@ def test_an_answer_without_a_form_begins_anew() -> None:
     asyncio.run(answered(journal, "tool", "execute", {(1, 2): {3}}, perform, odd))
     asyncio.run(world.turn(journal, "two"))
     assert live(entries) == []
+
+
+class NoNumber:
+    """Value such as a tensor of two elements."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("a tensor with 2 elements is no scalar")
+
+
+def test_a_value_that_is_no_number_has_no_form() -> None:
+    with pytest.raises(TypeError, match="no form in JSON"):
+        as_json({"value": NoNumber()})

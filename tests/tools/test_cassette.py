@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrl.errors import CodeError, ConfigError
@@ -168,6 +169,16 @@ def test_a_second_recording_takes_the_place_of_the_first(tmp_path: Path) -> None
         cassette = Cassette(tmp_path / "answers.jsonl", "replay")
         found = [cassette.replay(call(number, instance))["text"] for number in (1, 1, 2, 3, 3)]
         assert found == ["new", "new", "kept", "new", "new"]
+
+
+def test_arrays_are_lists_on_a_cassette(tmp_path: Path) -> None:
+    array = np.arange(2000)
+    call, other = (MethodCall("tool", "execute", "t", {"of": one}) for one in (array, array * (array != 1000)))
+    assert call.key != other.key
+    recorder = Cassette(tmp_path / "c.jsonl", "record")
+    recorder.record(call, {"value": array[:3], "number": np.float32(0.5)})
+    recorder.close()
+    assert Cassette(tmp_path / "c.jsonl", "replay").replay(call) == {"value": [0, 1, 2], "number": 0.5}
 
 
 def test_nothing_to_replay_and_nowhere_to_record(tmp_path: Path) -> None:
