@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,12 +40,14 @@ class _Watch:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
 
     def tell(self, group: int) -> None:
-        """Send a number to the watching process."""
-        if self._process is None:
-            command = [sys.executable, "-S", "-c", WATCH]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, bufsize=0)
+        """Send a number to the watching process. Safe from any thread."""
+        with self._lock:  # a second one's end would kill the groups that it knows
+            if self._process is None:
+                command = [sys.executable, "-S", "-c", WATCH]
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, bufsize=0)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(b"%d\n" % group)

@@ -50,14 +50,14 @@ class DaemonThreads:
             )
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        ended = False
+        ended = is_abandoned = False
 
         def work() -> None:
             nonlocal ended
             outcome = _outcome(partial(function, *args, **kwargs))
             with self._lock:
                 ended = True
-                if future.cancelled():
+                if is_abandoned:  # a future that is cancelled may not be counted yet
                     self.abandoned -= 1
                     return
             try:
@@ -71,7 +71,7 @@ class DaemonThreads:
         except asyncio.CancelledError:
             with self._lock:
                 if not ended:
-                    future.cancel()
+                    is_abandoned = True
                     self.abandoned += 1
             raise
 

@@ -46,6 +46,20 @@ async def test_given_up_calls_are_counted_until_they_return() -> None:
     assert await threads.run(int) == 0
 
 
+async def test_a_call_that_returns_as_it_is_given_up_is_not_counted() -> None:
+    threads, release = DaemonThreads("returns at once"), threading.Event()
+    task = asyncio.create_task(threads.run(release.wait))
+    await asyncio.sleep(0)
+    task.cancel()  # the task itself has yet to run
+    release.set()
+    for thread in threading.enumerate():
+        if thread.name == "returns at once":
+            thread.join()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert threads.abandoned == 0
+
+
 def test_a_hanging_call_keeps_no_process_alive() -> None:
     program = (
         "import asyncio, time\n"
