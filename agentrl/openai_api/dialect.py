@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, cast
 
 from agentrl.openai_api.completion import Begun, Completion, encoded
 from agentrl.openai_api.errors import ApiError
@@ -30,6 +30,7 @@ from agentrl.openai_api.request import (
 from agentrl.openai_api.wire import Reading
 from agentrl.openai_api.writer import EventWriter
 from agentrl.system.json_value import JSON
+from agentrl.tool import ToolSchema
 
 KEEP_ALIVE = b": generating\n\n"
 """A comment, which all clients skip."""
@@ -104,6 +105,10 @@ class Translated(ChatRequest):
 
     def place_of(self, field: str) -> str:
         return self.places.get(field, field)
+
+    @property
+    def callable_names(self) -> list[str]:
+        return [*super().callable_names, *(cast(ToolSchema, one)["function"]["name"] for one in self.later)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -418,16 +418,18 @@ class Endpoint:
 
     async def _result(self, token: str, request: Request) -> Response:
         """Take the result of a session that a program was sent: numbers as feedback has them, or an `error`."""
-        body, job = await report_body(request), self.queue.settle(token)
+        body, job = await request.body(), self.queue.settle(token)
         if job is None:
             self._find_reported(token, RESULT)
             raise ApiError(404, "This session ends with its agent, which returns its result.", code="unknown_url")
         try:
             value = from_json(body, allow_inf_nan=False)
-            if isinstance(value, dict) and isinstance(value.get("error"), str):
-                job.fail(blamed(f"agent: {value['error']}", value["error"], job.task.token, os.environ))
+            if isinstance(value, dict) and isinstance(said := value.get("error"), str):
+                if len(said) > MAX_REPORT:  # A traceback begins with its head, and ends with its error.
+                    said = f"{said[: MAX_REPORT // 2]} ... {said[-MAX_REPORT // 2 :]}"
+                job.fail(blamed(f"agent: {said}", said, job.task.token, os.environ))
             else:
-                job.result.set_result(read_report(value))
+                job.end(read_report(value))
         except (TypeError, ValueError) as error:
             job.fail(AgentError(f"agent: {error}", str(error)))
             raise ApiError(400, f"result: {error}", code="invalid_value") from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -171,7 +172,7 @@ def _canonical(arguments: JSON, doubles: bool) -> JSON:
         return arguments
     try:
         return _plain_numbers(json.loads(arguments), doubles)
-    except (ValueError, RecursionError, OverflowError):
+    except (ValueError, RecursionError):
         return arguments
 
 
@@ -182,7 +183,7 @@ def _plain_numbers(value: JSON, doubles: bool) -> JSON:
     if isinstance(value, list):
         return [_plain_numbers(member, doubles) for member in value]
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 1 << 53:
-        return float(value) if doubles else value
+        return float(value) if doubles and abs(value) <= sys.float_info.max else value
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= 1 << 53 else value
 
 

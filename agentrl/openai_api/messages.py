@@ -51,6 +51,7 @@ from agentrl.trajectory import Message
 
 UNPARSED = "unparsed_arguments"
 """The member of a call's `input` that holds the text of arguments which are no JSON object."""
+BILL = "x-anthropic-billing-header:"
 LOST = "thread_not_found"
 ERRORS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 
@@ -331,7 +332,7 @@ class Messages:
         asked = read_body(body, MessagesRequest, reading)
         before = _continued(asked, kept)
         placed = [Placed(message, "thread.previous_message_id") for message in before.messages]
-        if text := joined(asked.system):
+        if text := _system(asked.system):
             placed.append(Placed(ChatMessage(role="system", content=text), "system"))
         config = asked.output_config or OutputConfig()
         format, place = asked.output_format or config.format, "output_config.format"
@@ -453,6 +454,11 @@ def joined(content: str | Sequence[TextBlock | ImageBlock] | None) -> str | list
     if any(part.image_url for part in parts):
         return parts
     return "".join(part.text or "" for part in parts)
+
+
+def _system(system: str | Sequence[TextBlock] | None) -> str | list[Part]:
+    """Join the blocks of a system prompt without Claude Code's bill, which some versions change at each request."""
+    return joined(system if isinstance(system, str) else [one for one in system or () if not one.text.startswith(BILL)])
 
 
 def _continued(asked: MessagesRequest, kept: Kept) -> Conversation:

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, cast
 import jsonschema_rs
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -29,6 +30,7 @@ from agentrl.errors import first_line
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.images import Image
 from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, read_body, short, tagged
+from agentrl.system.json_value import JSON, as_object
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 from agentrl.trajectory.picture import image_part
@@ -39,7 +41,8 @@ MAX_STOPS = 16
 
 Place = Callable[[int, str], str]
 """Function that names a field of the message at an index as the client's request has it."""
-Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+"""Name of a tool; Anthropic takes the longest, and Claude Code makes such of the tools of MCP servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +172,18 @@ class ChatMessage(Wire):
         return message
 
 
+def _as_schema(schema: JSON) -> JSON:
+    """Write a JSON schema that is true or false, as MCP servers in Go and Rust do, as templates take schemas."""
+    return ({} if schema else {"not": {}}) if isinstance(schema, bool) else schema
+
+
 class Parameters(Wire):
     """JSON schema of a function's parameters, as far as chat templates take it apart."""
 
     model_config = ConfigDict(extra="allow")
 
     type: Literal["object"] | None = None
-    properties: dict[str, dict[str, object]] | None = None
+    properties: dict[str, Annotated[dict[str, object], BeforeValidator(_as_schema)]] | None = None
     required: list[str] | None = None
 
 
@@ -420,7 +428,7 @@ class ChatRequest(Wire):
         if chosen := chosen_names(choice):
             functions = frozenset(chosen)
         elif choice == "required":
-            functions = frozenset(tool["function"]["name"] for tool in self.functions)
+            functions = frozenset(self.callable_names)
         needed = functions is not None and not (
             isinstance(choice, AllowedChoice) and choice.allowed_tools.mode == "auto"
         )
@@ -441,6 +449,11 @@ class ChatRequest(Wire):
         return cast(list[ToolSchema], [tool for tool in self.tools or () if not isinstance(tool, Dropped)])
 
     @property
+    def callable_names(self) -> list[str]:
+        """Names of the functions that an answer may call."""
+        return [tool["function"]["name"] for tool in self.functions]
+
+    @property
     def declared_tools(self) -> list[ToolSchema]:
         """Declared tools as chat templates take them."""
         return as_templates_take(self.functions)
@@ -452,8 +465,8 @@ def as_templates_take(functions: Iterable[ToolSchema]) -> list[ToolSchema]:
     for tool in functions:
         function = cast(tools.FunctionSchema, {k: v for k, v in tool["function"].items() if v is not None})
         parameters = function.setdefault("parameters", {"type": "object"})
-        if parameters.get("properties") is None:
-            function["parameters"] = {**parameters, "properties": {}}
+        properties = {name: _as_schema(one) for name, one in as_object(parameters.get("properties")).items()}
+        function["parameters"] = {**parameters, "properties": properties}
         declared.append({"type": "function", "function": function})
     return declared
 
@@ -556,10 +569,11 @@ def check_tools(request: ChatRequest, named: str = "function.name") -> None:
             raise ApiError(400, f"{param}: {name!r} is declared twice.", param=param, code="invalid_value")
         names[name] = None
     choice = request.tool_choice
-    if choice == "required" and not names:
+    known_names = dict.fromkeys(request.callable_names)
+    if choice == "required" and not known_names:
         raise ApiError(400, "tool_choice='required' needs tools.", param="tool_choice", code="invalid_value")
-    if (wrong := next((one for one in chosen_names(choice) if one not in names), None)) is not None:
-        known = ", ".join(itertools.islice(names, 16)) or "none"
+    if (wrong := next((one for one in chosen_names(choice) if one not in known_names), None)) is not None:
+        known = ", ".join(itertools.islice(known_names, 16)) or "none"
         message = f"tool_choice names {short(wrong)}, which is not among the tools: {known}."
         raise ApiError(400, message, param="tool_choice", code="invalid_value")
 

@@ -42,6 +42,11 @@ class Job:
     task: AgentTask
     result: asyncio.Future[dict[str, float]]
 
+    def end(self, report: dict[str, float]) -> None:
+        """End it with a report, unless it has ended."""
+        if not self.result.done():
+            self.result.set_result(report)
+
     def fail(self, error: AgentFailed | UserError) -> None:
         """End it with an error, unless it has ended."""
         if not self.result.done():

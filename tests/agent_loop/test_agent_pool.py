@@ -142,6 +142,7 @@ def solve(session):
         ('raise ValueError("bad luck")', "AgentError: agent: Traceback .*ValueError: bad luck", 0),
         ('raise ConnectionError("closed")', "AgentFailed: agent: Traceback .*ConnectionError: closed", 2),
         ('return {"error": "no place"}', "AgentFailed: agent: no place", 2),
+        ('raise ValueError("long" * 20_000)', "AgentError: agent: Traceback .*ValueError: longlong", 0),
         ('return {"reward": "much"}', "AgentError: agent: it returned reward='much'", 0),
         ("return [1]", "AgentError: agent: it returned list", 0),
         ("return {}", "CodeError: .*it made no successful call", 0),

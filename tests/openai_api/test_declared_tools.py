@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from agentrl.chat import Chat
+from agentrl.openai_api.history import digests_of
+from agentrl.openai_api.messages import Messages
+from agentrl.openai_api.wire import Reading
 from tests.agent_loop.conftest import call
 from tests.chat import templates
 from tests.chat.vocabularies import QWEN, save_tokenizer
@@ -163,6 +166,61 @@ async def test_a_tool_reference_declares_its_tool_once(chat: Chat) -> None:
         assert shown.count("Add two.") == 1 and shown.index("Add two.") > shown.index("Hi")
         assert shown.count('<function>{"name": "unknown"}</function>') == 2
         assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
+
+
+async def test_an_answer_that_must_call_may_call_a_tool_that_was_found(chat: Chat) -> None:
+    async with scripted(chat, [call("add", a=1)]) as (service, _), service.session() as open:
+        agent = MessagesProgram(open, tools=[FIND, ADD_LATER], tool_choice={"type": "any"})
+        agent.say("Hi")
+        ((_, name, _),) = await agent.ask()
+        assert name == "add"
+        agent.more["tool_choice"] = {"type": "tool", "name": "add"}
+        body = {**agent.body(), **agent.more, "messages": agent.history[:1]}
+        asked = Messages().read(json.dumps(body).encode(), Reading("messages"), {})
+        assert asked.promise is not None and asked.promise.functions == frozenset({"add"})
+
+
+async def test_tools_of_mcp_servers_are_declared_with_long_names_and_schemas_that_are_true(chat: Chat) -> None:
+    """Claude Code puts a server's name before a tool's; servers in Go and Rust write `true` for any value."""
+    name, properties = "mcp__" + "x" * 123, {"a": True, "b": False, "c": {"type": "string"}}
+    tool = {"name": name, "input_schema": {"type": "object", "properties": properties}}
+    async with scripted(chat, [call(name, a=1), "ok"]) as (service, engine), service.session() as open:
+        agent = MessagesProgram(open, tools=[tool])
+        agent.say("Hi")
+        ((id, called, given),) = await agent.ask()
+        assert (called, given) == (name, {"a": 1})
+        agent.give([(id, "5")])
+        await agent.ask()
+        (declared,) = open.session.episode.branches[0].tools or ()
+        shown = declared["function"]["parameters"]["properties"]
+        assert shown == {"a": {}, "b": {"not": {}}, "c": {"type": "string"}}
+        assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
+
+
+async def test_claude_codes_bill_is_no_part_of_the_prompt(chat: Chat) -> None:
+    """Some versions change it with each request, and each would open a transcript."""
+    async with scripted(chat, ["Hi.", "ok"]) as (service, engine), service.session() as open:
+        agent = MessagesProgram(open)
+        for number in range(2):
+            bill = f"x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch={number};"
+            agent.more["system"] = [{"type": "text", "text": text} for text in (bill, "You are a program.")]
+            agent.say("Hi")
+            await agent.ask()
+        ((*_, prompt),) = engine.prompts.values()
+        assert "billing" not in chat.decode(prompt) and "You are a program." in chat.decode(prompt)
+        assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
+
+
+def test_a_default_beyond_all_doubles_is_compared() -> None:
+    tool: Any = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"properties": {"a": {"default": 10**400}}}},
+    }
+    call: Any = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": 10**400})}}
+    talks: list[list[Any]] = [[{"role": "assistant", "content": "", "tool_calls": [call]}]]
+    talks.append([{**talks[0][0], "tool_calls": [{**call, "function": {"name": "f", "arguments": "{}"}}]}])
+    first, second = (digests_of(talk, [tool]) for talk in talks)
+    assert first == second
 
 
 async def test_a_search_at_the_provider_declares_all_tools(chat: Chat) -> None:

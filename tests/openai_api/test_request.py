@@ -158,7 +158,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"stream": 1}, "stream", "invalid_type"),
     ({"logprobs": 5}, "logprobs", "invalid_type"),
     ({"tools": {}}, "tools", "invalid_type"),
-    ({"tools": [tool("x" * 65)]}, "tools[0].function.name", "invalid_value"),
+    ({"tools": [tool("x" * 129)]}, "tools[0].function.name", "invalid_value"),
     ({"tools": [tool("add"), tool("a b")]}, "tools[1].function.name", "invalid_value"),
     ({"tools": [tool("a"), tool("b"), tool("a")]}, "tools[2].function.name", "invalid_value"),
     ({"tools": [tool(f"f{k}") for k in range(129)]}, "tools", "invalid_value"),
