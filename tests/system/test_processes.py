@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import threading
 
 import pytest
@@ -23,7 +24,7 @@ def test_two_threads_have_one_process_that_watches(monkeypatch: pytest.MonkeyPat
                 other.start()
                 other.join(0.2)  # it waits for the first one, or starts another at once
 
-    monkeypatch.setattr(processes.subprocess, "Popen", Starts)
+    monkeypatch.setattr(subprocess, "Popen", Starts)
     watch.tell(1)
     other.join()
     assert [one.getvalue() for one in started] == [b"1\n2\n"]
