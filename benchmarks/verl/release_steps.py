@@ -29,7 +29,7 @@ OBSERVED = {
         + USER,
         re.DOTALL,
     ),
-    "main": re.compile(USER + r"|(?<=<\|im_end\|>)\n(?!<\|im_start\|>).*", re.DOTALL),
+    "main": re.compile(USER + r"|(?<=<\|im_end\|>)\n.*?(?:<\|im_start\|>assistant\n|\Z)", re.DOTALL),
 }
 """Texts of a response that the policy did not write: in the fork's tags, and in the tiny policy's template."""
 CRITIC, RATES = "critic's tokens", "rates of the warm-up"
