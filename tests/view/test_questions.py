@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import DataError
+from agentrl.trajectory import Message
 from agentrl.trajectory.parquet import write_trajectories
 from agentrl.view import children as module
 from agentrl.view import questions
@@ -101,7 +102,7 @@ def test_the_same_prompt_is_found_at_other_steps(opened: Run) -> None:
 
 
 def test_answers_that_were_given_are_of_the_prompt(tmp_path: Path) -> None:
-    given = [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]
+    given: list[Message] = [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]
     players = [Player(f"train/1/0/{k}", k, f"{k} + 1") for k in range(2)]
     for player in players:
         player.says("3").trajectory.messages[1:1] = given
