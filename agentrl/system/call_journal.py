@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar, get_args
 
 from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.system.numbers import number_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -248,7 +248,6 @@ def fields_as_json(value: DataclassInstance) -> bytes:
 
 
 def _number(value: object) -> float:
-    if hasattr(value, "__float__"):
-        with suppress(TypeError, ValueError, RuntimeError):  # of an array that is no number
-            return float(value)
-    raise TypeError(f"{value!r:.100} has no form in JSON")
+    if (number := number_of(value)) is None:
+        raise TypeError(f"{value!r:.100} has no form in JSON")
+    return number

@@ -14,7 +14,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast, final
@@ -22,6 +21,7 @@ from typing import Any, Literal, TypedDict, cast, final
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.system.json_value import JSON
 from agentrl.system.lines import AppendedLines, read_lines
+from agentrl.system.numbers import number_of
 
 Mode = Literal["record", "replay"]
 _SHOWN = 200
@@ -181,7 +181,6 @@ class Cassette:
 def _plain(value: object) -> object:
     """Convert a value that JSON has no form for: numbers of numpy and the like to floats, arrays to lists, other values
     to text."""
-    if hasattr(value, "__float__"):
-        with suppress(TypeError, ValueError, RuntimeError):  # of an array that is no number
-            return float(value)
+    if (number := number_of(value)) is not None:
+        return number
     return value.tolist() if hasattr(value, "tolist") else str(value)
