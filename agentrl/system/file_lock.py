@@ -45,11 +45,12 @@ class FileLock:
             except OSError:  # a file system without locks
                 file.close()
                 return
-            if path.exists() and _inode(path.stat()) == _inode(os.fstat(file.fileno())):
-                self._file = file
-                _held.add(_inode(os.fstat(file.fileno())))
-            else:
-                file.close()  # its last holder removed it meanwhile
+            with suppress(FileNotFoundError):
+                if _inode(path.stat()) == _inode(os.fstat(file.fileno())):
+                    self._file = file
+                    _held.add(_inode(os.fstat(file.fileno())))
+                    return
+            file.close()  # its last holder removed it meanwhile
 
     def sign(self) -> None:
         """Write this process into the file, for the message to a later one."""

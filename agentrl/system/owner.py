@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "agentrl"
+PROCESSES = Path("/proc")
+"""Folder of the processes, where the system has one."""
 
 
 def machine() -> str:
@@ -34,9 +36,16 @@ def boot() -> str:
 
 
 def started(process: int) -> str | None:
-    """Return the start time of a process, in ticks since the machine's; None where there is no such process."""
+    """Return the start time of a process, in ticks since the machine's; None where there is no such process.
+
+    A system without /proc has the time 0 for every live process: a number that came again looks live there.
+    """
     with suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+        if PROCESSES.is_dir():
+            return (PROCESSES / str(process) / "stat").read_text().rpartition(")")[2].split()[19]
+        with suppress(PermissionError):
+            os.kill(process, 0)
+        return "0"
     return None
 
 

@@ -45,6 +45,15 @@ def test_an_owner_is_a_process_of_this_machine_and_its_start() -> None:
         assert not owner.is_left(foreign), foreign
 
 
+def test_without_a_folder_of_processes_the_live_are_told_from_the_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "PROCESSES", tmp_path / "none")
+    ours = owner.new_name()
+    assert not owner.is_left(ours) and not owner.is_left(changed(ours, process="1"))
+    assert owner.is_left(changed(ours, process=str(2**22 + 1)))
+
+
 def test_only_what_ended_processes_of_this_machine_left_is_removed(temporary: Path) -> None:
     """A number of a process that came again, and another machine's that shares the folder, are told apart."""
     live = owner.new_folder()
