@@ -80,9 +80,9 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     asked: list[dict[str, Any]] = []
     begin = Session.begin
 
-    async def spied(self: Session, body: bytes, dialect: Any, delivery: Any) -> Any:
+    async def spied(self: Session, body: bytes, dialect: Any, *more: Any) -> Any:
         asked.append({"path": dialect.path, "body": json.loads(body)})
-        return await begin(self, body, dialect, delivery)
+        return await begin(self, body, dialect, *more)
 
     monkeypatch.setattr(Session, "begin", spied)
     return asked
