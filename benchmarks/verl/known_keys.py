@@ -30,6 +30,7 @@ IN_NO_YAML = (
     f"{ROLLOUT}.server.*",
     "distillation.teacher_models.*",
     "ray_kwargs.ray_init.runtime_env.env_vars.*",
+    "reward.custom_reward_function.reward_kwargs.*",
     "reward.reward_kwargs.*",
     "reward_model.reward_kwargs.*",
     "trainer.worker_env.*",

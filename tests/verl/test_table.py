@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import fnmatch
+import itertools
 import json
 import logging
 import re
@@ -19,7 +21,7 @@ from agentrl.system.json_value import JSON
 from agentrl.verl.keys.entries import Values
 from agentrl.verl.keys.families import base_defaults
 from agentrl.verl.keys.table import VERL_KEYS
-from agentrl.verl.keys.translation import entry_of, translate
+from agentrl.verl.keys.translation import entry_of, known_keys, translate
 from benchmarks.verl.page import BEGIN, PAGE, page
 from tests.naming import assert_names, naming
 
@@ -1202,6 +1204,18 @@ def test_losses_of_routers_are_those_that_megatron_adds() -> None:
         ("data.tool_config_path", f"{ROLLOUT}.multi_turn.tool_config_path"),
         ("data.train_data_num", "data.train_max_samples"),
         ("reward.sandbox_fusion.max_concurrent", "sandbox_fusion.max_concurrent"),
+        ("reward.custom_reward_function.path", "custom_reward_function.path"),
+        ("reward.custom_reward_function.name", "custom_reward_function.name"),
+        ("reward_model.reward_kwargs.overlong_buffer_cfg.len", "reward_model.overlong_buffer.len"),
+        ("reward.reward_kwargs.overlong_buffer_cfg.len", "reward_model.reward_kwargs.overlong_buffer_cfg.len"),
+        ("reward.reward_kwargs.max_resp_len", "reward_model.reward_kwargs.max_resp_len"),
+        ("reward.reward_model.model_path", "reward_model.model.path"),
+        ("reward.reward_model.n_gpus_per_node", "reward_model.n_gpus_per_node"),
+        ("reward.reward_model.rollout.tensor_model_parallel_size", "reward_model.rollout.tensor_model_parallel_size"),
+        (f"{ACTOR}.optim.min_lr_factor", f"{ACTOR}.optim.min_lr_ratio"),
+        ("rollout.nnodes", f"{ROLLOUT}.nnodes"),
+        (f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", f"{ROLLOUT}.update_weights_bucket_megabytes"),
+        ("trainer.max_ckpt_to_keep", "trainer.max_actor_ckpt_to_keep"),
     ],
 )
 def test_two_keys_of_the_same_are_equal_or_refused(first: str, other: str) -> None:
@@ -1210,9 +1224,65 @@ def test_two_keys_of_the_same_are_equal_or_refused(first: str, other: str) -> No
     def faults(one: JSON, another: JSON) -> list[str]:
         return [text for text in translate({**base, first: one, other: another}, Config).faults if first in text]
 
-    assert faults(8, 8) == []
-    (told,) = faults(8, 16)
-    assert_names(told, f"{first}=8", f"{other}=16")
+    assert faults(6, 6) == []
+    (told,) = faults(6, 12)
+    assert_names(told, f"{first}=6", f"{other}=12")
+
+
+@pytest.mark.parametrize(
+    "names",
+    list(
+        itertools.permutations(["reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name"], 2)
+    ),
+)
+def test_reward_managers_at_two_places_are_one(names: tuple[str, str]) -> None:
+    one, other = names
+    base = {**defaults_of("0.9.1/fsdp"), "reward_manager.name": None}
+    (told,) = translate({**base, one: "dapo", other: "prime"}, Config).faults
+    assert_names(told, f"{one}=dapo", f"{other}=prime")
+    whole = {**defaults_of("0.9.1/fsdp"), "reward_model.reward_manager": "dapo"}  # "naive" is verl's default
+    assert translate(whole, Config).values["reward_model.reward_manager"] == "dapo"
+
+
+def test_a_default_that_a_command_types_may_not_contradict_either(caplog: pytest.LogCaptureFixture) -> None:
+    typed = ["+reward_model.reward_manager=dapo", "+reward.reward_manager.name=naive"]
+    with caplog.at_level(logging.WARNING):
+        load_config(typed, "ppo_trainer")
+    assert_names(caplog.text, "reward_model.reward_manager=dapo", "reward.reward_manager.name=naive")
+
+
+def test_entries_of_one_mapping_are_equal_or_refused() -> None:
+    kwargs = "custom_reward_function.reward_kwargs"
+    given: dict[str, JSON] = {kwargs: {"scale": 1, "shift": 2}, f"reward.{kwargs}.scale": 1}
+    base = defaults_of("0.9.1/fsdp")
+    assert not translate({**base, **given}, Config).faults
+    (told,) = translate({**base, **given, f"reward.{kwargs}.shift": 3}, Config).faults
+    assert_names(told, kwargs, f"reward.{kwargs}.shift=3")
+
+
+APART = {
+    **dict.fromkeys(
+        ("clip_ratio", "optim.clip_grad", "max_turns", "n_agent", "env.rollout.n"), "its own rule compares them"
+    ),
+    **dict.fromkeys(("hybrid_engine", "async_training.*", "trainer.v1.*"), "one computation reads all of them"),
+    **dict.fromkeys(("gen_batch_size", "max_start_length"), "forks read the other one otherwise"),
+    **dict.fromkeys(("rollout.test_freq", "rollout.total_rollout_steps"), "the fully asynchronous trainer's own units"),
+    **dict.fromkeys(("gdpo_*", "gigpo.*", "moe_*_coeff", "retriever.*", "max_obs_length"), "parts of one mapping"),
+    "rollout_token_veto_threshold": "a criterion among others",
+}
+"""Keys that share a key of ours with others and are no second names, each with the reason."""
+
+
+def test_keys_that_become_one_are_second_names_of_it() -> None:
+    setters: dict[str, list[str]] = {}
+    for key in sorted(known_keys()):
+        entry = entry_of(key := key.removesuffix(".*"))
+        for name in (key,) if entry is None else entry.ours:
+            setters.setdefault(name, []).append(key)
+    for keys in setters.values():
+        first = [key for key in keys if (entry := entry_of(key)) is None or not entry.second_name_of]
+        left = [key for key in first if not any(fnmatch.fnmatchcase(key, f"*{name}") for name in APART)]
+        assert len(left) <= 1, left
 
 
 def test_a_key_of_the_users_replaces_the_default_of_another() -> None:

@@ -49,8 +49,9 @@ class VerlKey:
     unread: Callable[[JSON, Values], bool] = lambda value, values: False
     """Check whether nothing reads the value, because of another key. A command that sets it is warned, and the note is
     the reason."""
-    is_second_name: bool = False
-    """The key and `ours` are one: a command that gives both has to give the same value."""
+    second_name_of: str = ""
+    """The key, verl's or ours, that this one is another name of: a command that gives both has to give the same value.
+    A * at its end stands for the rest of the name, as in the pattern."""
 
     @property
     def kind(self) -> Kind:
@@ -63,15 +64,21 @@ class VerlKey:
         """Check whether the entry is about this key."""
         return fnmatch.fnmatchcase(key, self.pattern)
 
+    def first_name(self, key: str) -> str:
+        """Return the one name by which all names of a key are compared."""
+        if self.second_name_of.endswith("*"):
+            return self.second_name_of[:-1] + key.removeprefix(self.pattern[:-1])
+        return self.second_name_of or key
+
     @property
     def accepts_by_pattern(self) -> bool:
         """True where a misspelled key would be accepted unless it is looked up."""
         return "*" in self.pattern and self.kind != "unsupported"
 
 
-def ignored(pattern: str, text: str) -> VerlKey:
+def ignored(pattern: str, text: str, *, second_name_of: str = "") -> VerlKey:
     """Make an entry of a key that is accepted with any value, and has no effect of its own."""
-    return VerlKey(pattern, text)
+    return VerlKey(pattern, text, second_name_of=second_name_of)
 
 
 def without(switch: str, *asks_nothing: JSON) -> Callable[[JSON, Values], bool]:
@@ -106,17 +113,20 @@ def unsupported(pattern: str, text: str) -> VerlKey:
     return VerlKey(pattern, text, ())
 
 
-def renamed(
-    pattern: str, ours: str, text: str = "", *, off: tuple[JSON, ...] = (None,), is_second_name: bool = False
-) -> VerlKey:
+def renamed(pattern: str, ours: str, text: str = "", *, off: tuple[JSON, ...] = (None,)) -> VerlKey:
     """Make an entry of a key that has another name here; values `off` ask for nothing."""
     return VerlKey(
         pattern,
         text or f"it is {ours} here",
         ours=(ours,),
         translate=lambda value, _: {} if value in off else {ours: value},
-        is_second_name=is_second_name,
+        second_name_of=ours,
     )
+
+
+def gathered(pattern: str, into: str) -> VerlKey:
+    """Make an entry of keys that are entries of a mapping here: of `into`, by their last names."""
+    return VerlKey(pattern, f"it is {into} here", ours=(into,), into=into, second_name_of=f"{into}.*")
 
 
 def translated(
@@ -128,7 +138,7 @@ def translated(
     is_loud: bool = False,
     asks: Callable[[JSON, Values], bool] = lambda value, values: True,
     unread: Callable[[JSON, Values], bool] = lambda value, values: False,
-    is_second_name: bool = False,
+    second_name_of: str = "",
 ) -> VerlKey:
     """Make an entry of a key whose value is translated, perhaps by other values."""
     return VerlKey(
@@ -139,5 +149,5 @@ def translated(
         is_loud=is_loud,
         asks=asks,
         unread=unread,
-        is_second_name=is_second_name,
+        second_name_of=second_name_of,
     )

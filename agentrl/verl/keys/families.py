@@ -65,7 +65,7 @@ def in_the_base(values: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def given(values: Mapping[str, JSON]) -> set[str]:
-    """Find the keys of a config that are at no default of `ppo_trainer` or its family; interpolations are defaults."""
-    base = base_defaults()
-    ours = {key for key, value in base.items() if value == values.get(key) or "${" in str(value)}
+    """Find the keys of a config that are at no default of verl's or of its family; interpolations are defaults."""
+    ours = {key for key, value in base_defaults().items() if value == values.get(key) or "${" in str(value)}
+    ours |= {key for key, value in lent_defaults().items() if value == values.get(key)}
     return values.keys() - ours - held(values)

@@ -300,8 +300,10 @@ def old_micro_batch(value: JSON, values: Values) -> dict[str, JSON]:
 
 def group_size(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the trajectories of a prompt."""
-    if is_search_r1s(values) and value != 1:
-        raise Refusal("Search-R1's fork begins n_agent trajectories a prompt, and fails with rollout.n above 1")
+    if other := next((key for key in (f"{ROLLOUT}.n_agent", "env.rollout.n") if values.get(key) is not None), None):
+        if value != 1:
+            raise Refusal(f"{other}={values[other]} trajectories of a prompt begin, and the fork fails with n above 1")
+        return {}
     return {f"{ROLLOUT}.n": value}
 
 

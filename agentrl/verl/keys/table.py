@@ -10,6 +10,7 @@ from agentrl.verl.keys.entries import (
     VerlKey,
     consumed,
     fixed,
+    gathered,
     ignored,
     renamed,
     split,
@@ -85,8 +86,8 @@ DATA = (
     ),
     renamed("data.train_max_samples", "data.train_max_samples", "-1 means all, which is null here", off=(-1, None)),
     renamed("data.val_max_samples", "data.val_max_samples", "-1 means all, which is null here", off=(-1, None)),
-    renamed("data.train_data_num", "data.train_max_samples", is_second_name=True),
-    renamed("data.val_data_num", "data.val_max_samples", is_second_name=True),
+    renamed("data.train_data_num", "data.train_max_samples"),
+    renamed("data.val_data_num", "data.val_max_samples"),
     renamed("data.shuffle_train_dataloader", "data.shuffle"),
     renamed("data.seed", "data.seed", "null is 1 here"),
     ignored("data.validation_shuffle", "validation is the same in every order"),
@@ -102,14 +103,9 @@ DATA = (
     ignored("data.*_workers", "rows are read as they are needed, in this process"),
     renamed("data.trust_remote_code", f"{MODEL}.trust_remote_code", off=OFF),
     fixed("data.tokenizer", "the tokenizer is the model's", None),
-    renamed("data.tool_config_path", f"{TURNS}.tool_config_path", is_second_name=True),
+    renamed("data.tool_config_path", f"{TURNS}.tool_config_path"),
     fixed("data.function_tool_path", "tools are named in a YAML file", None),
-    VerlKey(
-        "data.apply_chat_template_kwargs.*",
-        f"it is {MODEL}.chat_template_kwargs here",
-        ours=(f"{MODEL}.chat_template_kwargs",),
-        into=f"{MODEL}.chat_template_kwargs",
-    ),
+    gathered("data.apply_chat_template_kwargs.*", f"{MODEL}.chat_template_kwargs"),
     fixed("data.apply_chat_template_kwargs", f"use {MODEL}.chat_template_kwargs", {}, None),
     translated(
         "data.custom_cls.path",
@@ -150,7 +146,7 @@ MODELS = (
     fixed(f"{MODEL}.tokenizer_path", "the tokenizer is the model's own", None),
     ignored("critic.model.tokenizer_path", "the critic sees the policy's tokens"),
     fixed("*.model.external_lib", "use trust_remote_code", None),
-    renamed(f"{MODEL}.custom_chat_template", f"{MODEL}.chat_template", is_second_name=True),
+    renamed(f"{MODEL}.custom_chat_template", f"{MODEL}.chat_template"),
     translated(
         f"{MODEL}.override_config",
         "the same, without model_config around it; attention is computed in one way, and there is no dropout",
@@ -172,26 +168,27 @@ MODELS = (
         lambda value, values: {f"{MODEL}.lora_alpha": value} if values.get(f"{MODEL}.lora_rank") else {},
         unread=without(f"{MODEL}.lora_rank above 0"),
     ),
-    renamed(f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", off=(0, None), is_second_name=True),
+    renamed(f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", off=(0, None)),
     translated(
         f"{MODEL}.lora.alpha",
         f"read with lora.rank above 0 alone, where it is {MODEL}.lora_alpha",
         (f"{MODEL}.lora_alpha",),
         lambda value, values: {f"{MODEL}.lora_alpha": value} if values.get(f"{MODEL}.lora.rank") else {},
         unread=without(f"{MODEL}.lora.rank above 0"),
-        is_second_name=True,
+        second_name_of=f"{MODEL}.lora_alpha",
     ),
     translated(
         f"{MODEL}.lora.target_modules",
         f"Megatron's names of the layers become those of {MODEL}.target_modules",
         (f"{MODEL}.target_modules",),
         rewrites.adapter_layers,
+        second_name_of=f"{MODEL}.target_modules",
     ),
-    renamed(f"{MODEL}.lora.adapter_path", f"{MODEL}.lora_adapter_path", is_second_name=True),
+    renamed(f"{MODEL}.lora.adapter_path", f"{MODEL}.lora_adapter_path"),
     fixed(f"{MODEL}.lora.dropout", "adapters are trained without dropout", 0, None),
-    renamed(f"{MODEL}.lora.exclude_modules", f"{MODEL}.exclude_modules", off=([], None), is_second_name=True),
+    renamed(f"{MODEL}.lora.exclude_modules", f"{MODEL}.exclude_modules", off=([], None)),
     fixed(f"{MODEL}.lora.type", "adapters are LoRA's", "lora", None),
-    renamed(f"{MODEL}.lora.merge", f"{MODEL}.lora_merge", off=(False, None), is_second_name=True),
+    renamed(f"{MODEL}.lora.merge", f"{MODEL}.lora_merge", off=(False, None)),
     ignored(f"{MODEL}.lora.*", "adapters are peft's"),
     fixed("critic.model.lora*rank", "the critic trains all of its parameters", 0, None),
     ignored("critic.model.lora*", "the critic trains all of its parameters"),
@@ -250,6 +247,7 @@ MEGATRON = (
             "ranks that split a sequence, where they divide the ranks here",
             (f"{role}.ulysses_sequence_parallel_size",),
             rewrites.sequence_ranks(f"{role}.ulysses_sequence_parallel_size"),
+            second_name_of=f"{role}.ulysses_sequence_parallel_size",
         )
         for role in (ACTOR, REF, "critic")
         for name in (
@@ -279,6 +277,7 @@ MEGATRON = (
             f"it is {ACTOR}.router_replay.mode here; R3 with the embedded engine alone",
             (f"{ACTOR}.router_replay.mode",),
             rewrites.router_replay,
+            second_name_of=f"{ACTOR}.router_replay.mode",
         )
         for backend in ("", "megatron.", "mindspeed.", "veomni.")
     ),
@@ -344,6 +343,7 @@ FSDP = (
             "as many as there are ranks, or more, are all of them",
             (f"{ours}.fsdp_size",),
             rewrites.shard_ranks(f"{ours}.fsdp_size"),
+            second_name_of=f"{ours}.fsdp_size",
         )
         for section, ours in (
             (f"{ACTOR}.fsdp_config", f"{ACTOR}.fsdp_config"),
@@ -439,6 +439,7 @@ TRAINING = (
             (f"{ACTOR}.policy_loss.options",),
             rewrites.option_of(mode, name),
             unread=rewrites.is_left_out(rewrites.option_of(mode, name)),
+            second_name_of=f"{ACTOR}.policy_loss.{name}",
         )
         for place in (".policy_loss", "")
         for name, mode in (
@@ -519,6 +520,7 @@ TRAINING = (
         "the upper bound of the token's importance weight",
         tuple(f"{CORRECTION}.{name}" for name in ("rollout_is", "rollout_is_threshold")),
         rewrites.truncated_weights,
+        second_name_of=f"{CORRECTION}.rollout_is_threshold",
     ),
     ignored(f"{ACTOR}.use_rollout_log_probs", f"{CORRECTION}.bypass_mode says what the ratio is taken to"),
     renamed(f"{REF}.model.path", f"{REF}.path"),
@@ -562,6 +564,7 @@ OPTIM = (
                     "it is lr_scheduler_type here",
                     (f"{section}.lr_scheduler_type",),
                     rewrites.scheduler(section) if name == "warmup_style" else rewrites.backend_scheduler(section),
+                    second_name_of=f"{section}.lr_scheduler_type",
                 )
                 for name in ("warmup_style", "lr_decay_style", "decay_type")
             ),
@@ -579,6 +582,7 @@ OPTIM = (
                     "it becomes min_lr_ratio, a fraction of lr",
                     (f"{section}.min_lr_ratio",),
                     rewrites.least_rate(section),
+                    second_name_of=f"{section}.min_lr_ratio",
                 )
                 for name in ("min_lr", "lr_min")
             ),
@@ -636,8 +640,18 @@ ENGINE = (
         rewrites.servers,
     ),
     translated(f"{ROLLOUT}.top_k", "-1 and 0 mean all", (f"{ROLLOUT}.top_k",), rewrites.top_k),
-    translated(f"{ROLLOUT}.n", "the same; with n_agent it must be 1", (f"{ROLLOUT}.n",), rewrites.group_size),
-    renamed(f"{ROLLOUT}.n_agent", f"{ROLLOUT}.n", "Search-R1's number of trajectories a prompt"),
+    translated(
+        f"{ROLLOUT}.n",
+        "the same; with n_agent and env.rollout.n it must be 1",
+        (f"{ROLLOUT}.n",),
+        rewrites.group_size,
+    ),
+    translated(
+        f"{ROLLOUT}.n_agent",
+        "Search-R1's number of trajectories a prompt",
+        (f"{ROLLOUT}.n",),
+        rewrites.same_unless_null(f"{ROLLOUT}.n"),
+    ),
     ignored(f"{ROLLOUT}.mode", "trajectories always run asynchronously"),
     fixed(f"{ROLLOUT}.do_sample", f"training always samples; to validate greedily: {ROLLOUT}.val_kwargs", True, None),
     ignored(f"{ROLLOUT}.calculate_log_probs", "the engine always returns the log-probs of what it sampled"),
@@ -802,13 +816,9 @@ REWARD = (
             {"custom_reward_function.name": value} if value and values.get("reward.custom_reward_function.path") else {}
         ),
         unread=without("reward.custom_reward_function.path", "compute_score"),
+        second_name_of="custom_reward_function.name",
     ),
-    VerlKey(
-        "reward.custom_reward_function.reward_kwargs.*",
-        "it is custom_reward_function.reward_kwargs here",
-        ours=("custom_reward_function.reward_kwargs",),
-        into="custom_reward_function.reward_kwargs",
-    ),
+    gathered("reward.custom_reward_function.reward_kwargs.*", "custom_reward_function.reward_kwargs"),
     *(
         translated(
             key,
@@ -816,6 +826,7 @@ REWARD = (
             "rewards",
             ("reward_model.reward_manager",),
             rewrites.reward_manager,
+            second_name_of="reward_model.reward_manager",
         )
         for key in rewrites.MANAGERS
     ),
@@ -844,6 +855,7 @@ REWARD = (
                     (f"reward_model.overlong_buffer.{name}",),
                     rewrites.overlong(section, name),
                     unread=rewrites.is_left_out(rewrites.overlong(section, name)),
+                    second_name_of=f"reward_model.overlong_buffer.{name}",
                 )
                 for name in ("enable", "len", "penalty_factor")
             ),
@@ -857,6 +869,7 @@ REWARD = (
             ("reward_model.overlong_buffer.max_resp_len",),
             rewrites.overlong_limit(section),
             unread=rewrites.is_left_out(rewrites.overlong_limit(section)),
+            second_name_of="reward_model.overlong_buffer.max_resp_len",
         )
         for section in ("reward_model.reward_kwargs", "reward.reward_kwargs")
     ),
@@ -868,6 +881,7 @@ REWARD = (
             "function, servers of the model are what the function asks, at reward_router_address",
             REWARD_MODEL,
             rewrites.reward_model,
+            second_name_of="reward_model.enable",
         )
         for key in ("reward.reward_model.enable", "reward_model.enable")
     ),
@@ -879,6 +893,7 @@ REWARD = (
             rewrites.reward_engine,
             is_loud=True,
             asks=rewrites.is_reward_engine_replaced,
+            second_name_of="reward_model.rollout.name",
         )
         for key in ("reward.reward_model.rollout.name", "reward_model.rollout.name")
     ),
@@ -890,7 +905,12 @@ REWARD = (
         unread=without("reward_model.enable=true"),
     ),
     ignored("reward_model.param_offload", "read with reward_model.enable alone"),
-    ignored("reward.reward_model.*", "read with reward_model.enable alone"),
+    ignored(
+        "reward.reward_model.model_path",
+        "read with reward_model.enable alone",
+        second_name_of="reward_model.model.path",
+    ),
+    ignored("reward.reward_model.*", "read with reward_model.enable alone", second_name_of="reward_model.*"),
     *(
         ignored(f"reward_model.{name}", "read with reward_model.enable alone")
         for name in (
@@ -920,7 +940,7 @@ REWARD = (
     ignored("reward_model.use_reward_loop", "scoring always runs beside generation"),
     ignored("reward*.num_workers", "reward_model.max_concurrent scorers run at once"),
     *(
-        renamed(f"{section}.{name}", f"reward_model.sandbox_fusion.{name}", is_second_name=True)
+        renamed(f"{section}.{name}", f"reward_model.sandbox_fusion.{name}")
         for section in ("sandbox_fusion", "reward.sandbox_fusion")
         for name in ("url", "max_concurrent", "memory_limit_mb")
     ),
@@ -1004,6 +1024,7 @@ ALGORITHM = (
         (*(f"{CORRECTION}.{name}" for name in ("rollout_is", *rewrites.BOUNDS)), f"{CORRECTION}.reject"),
         rewrites.first_importance,
         unread=rewrites.is_left_out(rewrites.first_importance),
+        second_name_of=f"{CORRECTION}.rollout_is",
     ),
     *(
         consumed(f"algorithm.rollout_is_{name}", "algorithm.rollout_is=true")
@@ -1097,6 +1118,7 @@ TRAINER = (
             lambda value, _: {
                 "trainer.log_val_generations": rewrites.LARGE if isinstance(value, int) and value < 0 else value
             },
+            second_name_of="trainer.log_val_generations",
         )
         for name in ("log_val_generations", "val_generations_to_log_to_wandb")
     ),
@@ -1135,18 +1157,8 @@ TRAINER = (
     ignored("transfer_queue.*", "batches travel through Ray's object store"),
     ignored("trainer.tensorboard_dir", "metrics are in trainer.default_local_dir"),
     ignored("trainer.rl_logging_board_dir", "metrics are in trainer.default_local_dir"),
-    VerlKey(
-        "trainer.worker_env.*",
-        "it is ray_init.runtime_env.env_vars here",
-        ours=("ray_init.runtime_env.env_vars",),
-        into="ray_init.runtime_env.env_vars",
-    ),
-    VerlKey(
-        "ray_kwargs.ray_init.runtime_env.env_vars.*",
-        "it is ray_init.runtime_env.env_vars here",
-        ours=("ray_init.runtime_env.env_vars",),
-        into="ray_init.runtime_env.env_vars",
-    ),
+    gathered("trainer.worker_env.*", "ray_init.runtime_env.env_vars"),
+    gathered("ray_kwargs.ray_init.runtime_env.env_vars.*", "ray_init.runtime_env.env_vars"),
     ignored("ray_kwargs.*", "use ray_init.address, ray_init.num_cpus and ray_init.timeline_json_file"),
 )
 
@@ -1264,6 +1276,7 @@ SEARCH_R1 = (
         "Search-R1's turns with a search, after which one more answers",
         (f"{TURNS}.max_assistant_turns", f"{TURNS}.force_final_answer"),
         lambda value, _: {f"{TURNS}.max_assistant_turns": value, f"{TURNS}.force_final_answer": True},
+        second_name_of=f"{TURNS}.max_assistant_turns",
     ),
     translated(
         "data.max_response_length",
@@ -1321,8 +1334,14 @@ VERL_AGENT = (
         "the most steps of an episode, each a turn of the policy",
         (f"{TURNS}.max_assistant_turns", f"{TURNS}.max_user_turns"),
         lambda value, _: {f"{TURNS}.max_assistant_turns": value, f"{TURNS}.max_user_turns": value},
+        second_name_of=f"{TURNS}.max_assistant_turns",
     ),
-    renamed("env.rollout.n", f"{ROLLOUT}.n", "verl-agent's number of episodes a prompt"),
+    translated(
+        "env.rollout.n",
+        "verl-agent's number of episodes a prompt",
+        (f"{ROLLOUT}.n",),
+        rewrites.same_unless_null(f"{ROLLOUT}.n"),
+    ),
     split(
         "env.history_length", "the policy reads the whole episode, in which max_response_length has to hold all steps"
     ),

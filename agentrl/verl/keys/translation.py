@@ -27,6 +27,8 @@ class Translation(Reading):
 
     is_whole: bool = False
     """The whole config is written in verl's keys."""
+    written: Values = field(default_factory=dict)
+    """The values of that config."""
     name: str = ""
     """The YAML file of ours whose defaults hold, where it is another than `ppo_trainer`."""
     same: list[str] = field(default_factory=list)
@@ -55,6 +57,7 @@ class Translation(Reading):
         texts = ["without effect in this command:\n" + "\n".join(f"  {text}" for text in idle)] if idle else []
         return [
             *texts,
+            *contradictions(self, {*self.given, *typed}),
             *summary(self, typed, every=every),
             *self.of_family(typed),
             *differences(config, self.set_by(typed)),
@@ -63,6 +66,10 @@ class Translation(Reading):
     def set_by(self, typed: Collection[str]) -> set[str]:
         """Find our keys that the keys of the command set."""
         return {name for key in typed for name in (key, *self.translated.get(key, ()))}
+
+    def asks(self, key: str) -> Mapping[str, JSON]:
+        """Return our keys and values for a key of the config."""
+        return self.translated.get(key, {key: self.written[key]})
 
     def of_family(self, typed: Collection[str]) -> list[str]:
         """Write one note for the defaults of the family that are not verl 0.9.1's and not in the command."""
@@ -118,7 +125,7 @@ def translate(values: Values, schema: type[Section]) -> Translation:
 
 
 def _translated(values: Values, schema: type[Section]) -> Translation:
-    found, leaves = Translation(is_whole=True, given=families.given(values)), leaf_keys(schema)
+    found, leaves = Translation(is_whole=True, written=values, given=families.given(values)), leaf_keys(schema)
     ours = {DIALECT, families.FAMILY} if families.own_defaults(values.get(families.FAMILY)) else {DIALECT}
     entries = {key: entry_of(key) for key in values if key not in ours}
     for key, entry in entries.items():
@@ -132,7 +139,7 @@ def _translated(values: Values, schema: type[Section]) -> Translation:
             _apply(entry, key, values, found)
     if values.get(DIALECT) == VERL_0_2:
         found.loud[f"{DIALECT}={VERL_0_2}"] = rewrites.first_releases(values)
-    found.faults = [*refusals(found, values), *contradictions(found, values)]
+    found.faults = [*refusals(found, values), *contradictions(found, found.given)]
     if found.strangers:
         verls = [key.removesuffix(".*") for key in sorted(known_keys())]
         found.faults.append(unknown_keys(found.strangers, [*leaves, *verls]))
@@ -262,18 +269,19 @@ def refusals(found: Translation, values: Values) -> list[str]:
     ]
 
 
-def contradictions(found: Translation, values: Values) -> list[str]:
-    """Write a line for each key of the user's that is a second name of another one, with another value."""
-    lines, first = [], {name: name for name in found.same if name in found.given}
-    for key, ours in found.translated.items():
-        if key not in found.given or (entry := entry_of(key)) is None or not entry.is_second_name:
+def contradictions(found: Translation, given: Collection[str]) -> list[str]:
+    """Write a line for each two of the given keys that are names of one thing and have other values."""
+    lines, first = [], dict[str, tuple[str, JSON]]()
+    for key, whole in found.written.items():
+        if key not in given:
             continue
-        for name, value in ours.items():
-            other = first.setdefault(name, key)
-            if other != key and values[other] not in (None, value):
+        name = key if (entry := entry_of(key)) is None else entry.first_name(key)
+        for part, value in flatten({name: whole}, {}).items():
+            other, before = first.setdefault(part, (key, value)) if value is not None else (key, value)
+            if before != value and found.asks(other) != found.asks(key):
                 lines.append(
-                    f"{key}={shown(values[key])} and {other}={shown(values[other])} contradict each other, and are one "
-                    "key here: leave one of them out"
+                    f"{key}={shown(whole)} and {other}={shown(found.written[other])} contradict each other, and are "
+                    "one key here: leave one of them out"
                 )
     return lines
 
