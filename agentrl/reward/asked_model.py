@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 
+from agentrl.chat.load import load_tokenizer
 from agentrl.config.sections.reward import ScoreModelConfig
 from agentrl.remote.router import ModelRouter, ServerAccess
 from agentrl.system.metrics import Metrics
@@ -18,9 +19,9 @@ REACHED_WITHIN = 60.0
 class AskedModel:
     """Values that scorers are given of it, from `start` to `close`."""
 
-    def __init__(self, config: ScoreModelConfig, servers: ServerAccess) -> None:
-        """`config.path` names the model of the servers."""
-        self._config = config
+    def __init__(self, config: ScoreModelConfig, servers: ServerAccess, date: str | None) -> None:
+        """`config.path` names the model of the servers. date: see `load_tokenizer`."""
+        self._config, self._date = config, date
         self._router = ModelRouter(servers, logger.warning)
         self.arguments: dict[str, object] = {}
         """By the names of `agentrl.reward.scorer.MODEL_ARGUMENTS`."""
@@ -33,11 +34,10 @@ class AskedModel:
 
     def _tokenizer(self) -> object:
         """Load it; `apply_chat_template` gives a list of ids unless it is asked for more, as before transformers 5."""
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(self._config.path, trust_remote_code=self._config.trust_remote_code)
-        as_list = functools.partial(tokenizer.apply_chat_template, return_dict=False)
-        tokenizer.apply_chat_template = as_list  # type: ignore[method-assign]
+        config = self._config
+        assert config.path is not None
+        tokenizer = load_tokenizer(config.path, None, trust_remote_code=config.trust_remote_code, date=self._date)
+        tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, return_dict=False)
         return tokenizer
 
     def take_metrics(self) -> Metrics:

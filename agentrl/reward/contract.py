@@ -66,8 +66,11 @@ class RewardManager(ABC):
     def bind(self, tokenizer: Any) -> None:  # noqa: B027 - most managers read texts
         """Take the policy's tokenizer (Hugging Face's), before the first trajectory; not where texts are scored."""
 
-    def serve(self, servers: ServerAccess) -> None:  # noqa: B027 - most managers ask no server
-        """Take the servers of a generative reward model (reward_model.model.generative), before `start`."""
+    def serve(self, servers: ServerAccess, date: str | None = None) -> None:  # noqa: B027 - most ask no server
+        """Take the servers of a generative reward model (reward_model.model.generative), before `start`.
+
+        date: model.chat_template_date, for the model's own chat template.
+        """
 
     async def start(self, run: str) -> None:  # noqa: B027 - most managers reach nothing
         """Reach what it needs; `run` names the run. Raises ConfigError where a server does not answer."""

@@ -139,9 +139,9 @@ class NaiveRewardManager(RewardManager):
     def bind(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def serve(self, servers: ServerAccess) -> None:
+    def serve(self, servers: ServerAccess, date: str | None = None) -> None:
         if (model := generative(self.config)) is not None:
-            self._model = AskedModel(model, servers)
+            self._model = AskedModel(model, servers, date)
 
     @property
     def model_arguments(self) -> Mapping[str, object]:

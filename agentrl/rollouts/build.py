@@ -34,7 +34,7 @@ def open_rollouts(
     """
     with open_reward_servers(config, device, run_dir, display) as servers:
         if not config.uses_ray:
-            context.serve(servers)
+            context.serve(servers, config.actor_rollout_ref.model.chat_template_date)
             with open_local_rollouts(config, device, chat, context, run_dir, display) as rollouts:
                 yield rollouts
             return

@@ -92,10 +92,10 @@ class RunContext:
         if self.reward is not None:
             self.reward.bind(chat.tokenizer)
 
-    def serve(self, servers: ServerAccess | None) -> None:
-        """Give the scorers the servers of a generative reward model, where there is one."""
+    def serve(self, servers: ServerAccess | None, date: str | None) -> None:
+        """Give the scorers the servers of a generative reward model, where there is one, and the run's date."""
         if self.reward is not None and servers is not None:
-            self.reward.serve(servers)
+            self.reward.serve(servers, date)
 
     async def start(self, run: str) -> None:
         """Reach the services of tools and interactions, unless their answers are replayed. Raises ConfigError."""

@@ -104,7 +104,7 @@ class RolloutWorker:
             context = replace(load_context(config, objects, scored=scored), first=first)
             chat = load_chat(config)
             context.bind(chat)
-            context.serve(servers)
+            context.serve(servers, config.actor_rollout_ref.model.chat_template_date)
             opened = open_local_rollouts(config, device, chat, context, run_dir, self.status, share)
             self.rollouts = self.stack.enter_context(opened)
             self.stack.enter_context(frozen())

@@ -325,8 +325,8 @@ class _Adapted(GroupRewardManager):
     def bind(self, tokenizer: Any) -> None:
         self._tokenizer = verl_tokenizer(tokenizer)
 
-    def serve(self, servers: ServerAccess) -> None:
-        self._ready.serve(servers)
+    def serve(self, servers: ServerAccess, date: str | None = None) -> None:
+        self._ready.serve(servers, date)
 
     async def start(self, run: str) -> None:
         await self._ready.start(run)

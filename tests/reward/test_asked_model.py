@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from agentrl.config.sections.reward import CustomRewardConfig, RewardModelConfig
 from agentrl.errors import ConfigError
@@ -74,10 +75,14 @@ def manager(tmp_path: Path, model: Path, text: str, timeout: float = 20.0, **key
 
 
 async def scored(
-    it: RewardManager, s: FaultyServer, trajectory: Trajectory | None = None, truth: str | None = None
+    it: RewardManager,
+    s: FaultyServer,
+    trajectory: Trajectory | None = None,
+    truth: str | None = None,
+    date: str | None = None,
 ) -> Trajectory:
     it.check(["any"])
-    it.serve(ServerAccess((s.url.rstrip("/"),), "key"))
+    it.serve(ServerAccess((s.url.rstrip("/"),), "key"), date)
     await it.start("run")
     answer: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "4"}]
     trajectory = trajectory or Trajectory("t", 0, messages=answer)
@@ -96,6 +101,17 @@ async def test_a_function_is_given_its_address_and_its_tokenizer(tmp_path: Path,
     assert len(json.loads(s.bodies[-1])["input_ids"]) > 5
     assert s.asked[-1].headers["Authorization"] == "Bearer key"
     assert it.take_metrics()["reward_model/retries"] == 2
+
+
+async def test_its_template_writes_the_date_of_the_run(tmp_path: Path, server: Serve) -> None:
+    model = make_tiny_policy(tmp_path, seed=1)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + tokenizer.chat_template
+    tokenizer.save_pretrained(model)
+    it = manager(tmp_path, model, GENERATE)
+    s = await server(MODELS, says(200, '{"output_ids": [1]}'))
+    await scored(it, s, date="2024-02-29")
+    assert "29 Feb 2024" in tokenizer.decode(json.loads(s.bodies[-1])["input_ids"])
 
 
 async def test_servers_that_do_not_answer_in_time_are_a_fault_and_no_reward_of_zero(

@@ -13,6 +13,7 @@ import pytest
 import agentrl.verl
 from agentrl.agent_loop.registry import instantiate, load_agent_loops
 from agentrl.chat import Chat
+from agentrl.chat.load import load_tokenizer
 from agentrl.checks.transcripts import check_record
 from agentrl.config import load_config
 from agentrl.config.registries import AGENT_LOOPS
@@ -28,6 +29,7 @@ from agentrl.trajectory.sample import Sample
 from agentrl.verl.reward import data_proto
 from agentrl.verl.tokenizer import verl_tokenizer
 from tests.agent_loop.conftest import Bench, call, sample
+from tests.chat.vocabularies import LLAMA, save_tokenizer
 from tests.naming import naming
 from tests.verl import users
 
@@ -235,6 +237,12 @@ def test_the_tokenizer_of_users_can_be_copied_and_leaves_ours_as_it_is(chat: Cha
         assert one.apply_chat_template(messages, return_dict=True)["input_ids"] == ids
         assert one.apply_chat_template(messages, tokenize=False) == chat.tokenizer.decode(ids)
         assert one.apply_chat_template(messages, return_tensors="pt").tolist() == [ids]
+
+
+def test_their_tokenizer_writes_the_date_of_the_run(tmp_path: Path) -> None:
+    path = save_tokenizer(tmp_path, LLAMA, "<|eot_id|>", "{{ strftime_now('%d %b %Y') }}")
+    theirs = verl_tokenizer(load_tokenizer(path, None, trust_remote_code=False, date="2024-02-29"))
+    assert theirs.apply_chat_template([{"role": "user", "content": "u"}], tokenize=False) == "29 Feb 2024"
 
 
 @pytest.mark.parametrize("name", list(agentrl.verl.REPLACED))
