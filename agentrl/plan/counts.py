@@ -42,7 +42,24 @@ def counted(config: PretrainedConfig) -> ModelShape:
         linear=sum(sum(one.weight.shape) for one in layers.modules() if type(one) is nn.Linear),
     )
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    return replace(shape, counts=counts, tied=head is None or head.weight is embedding.weight)
+    tied = head is None or head.weight is embedding.weight
+    return replace(shape, counts=counts, tied=tied, gated=_is_gated(layers, shape))
+
+
+def _is_gated(layers: nn.Module, shape: ModelShape) -> bool:
+    """Check whether MLPs have a gate: three matrices of their two widths, and not two."""
+    found = {_inner_matrices(module, shape) for module in layers.modules()}
+    return 3 in found or 2 not in found
+
+
+def _inner_matrices(module: nn.Module, shape: ModelShape) -> int:
+    """Count a module's own matrices between the hidden size and the MLP's width; one may hold gate and up."""
+    own = [one for part in (module, *module.children()) for one in part.parameters(recurse=False)]
+    inner, size = {(shape.hidden, shape.intermediate), (shape.hidden, 2 * shape.intermediate)}, 0
+    for weight in own:
+        one = weight[0] if weight.ndim == 3 and len(weight) == shape.experts else weight
+        size += one.numel() if inner & {tuple(one.shape), tuple(one.shape[::-1])} else 0
+    return size // (shape.hidden * shape.intermediate)
 
 
 def _matrices(module: nn.Module) -> int:

@@ -100,6 +100,8 @@ class ModelShape:
     experts_per_token: int = 1
     counts: Counts | None = None
     """None: the formulas below count."""
+    gated: bool = True
+    """The MLP multiplies its activation by a gate."""
 
     @staticmethod
     def from_config(values: Mapping[str, JSON]) -> ModelShape:
@@ -275,15 +277,16 @@ def gathered_bytes(
 def layer_activation_bytes(shape: ModelShape, *, autocast: bool) -> float:
     """A token's bytes that one layer keeps for its backward pass, with transformers' modules and a fused attention.
 
-    After Korthikanti et al. (arXiv:2205.05198), for gated MLPs and grouped keys. Two norms keep their inputs and
-    normalised values, and linear layers their inputs. Attention keeps queries, keys and values. Four tensors are as
-    wide as the MLP: gate, its activation, up, and their product. Under autocast the norms' are float32 and the rest
-    bfloat16. Each linear layer then keeps its own cast of its input.
+    After Korthikanti et al. (arXiv:2205.05198), for grouped keys. Two norms keep their inputs and normalised values,
+    and linear layers their inputs. Attention keeps queries, keys and values. Four tensors are as wide as a gated MLP:
+    gate, its activation, up, and their product; two as another one: up and its activation. Under autocast the norms'
+    are float32 and the rest bfloat16. Each linear layer then keeps its own cast of its input.
     """
-    h, q, kv, wide = shape.hidden, shape.q_dim, shape.kv_dim, 4 * shape.intermediate * shape.experts_per_token
+    h, q, kv, first = shape.hidden, shape.q_dim, shape.kv_dim, 2 if shape.gated else 1
+    wide = 2 * first * shape.intermediate * shape.experts_per_token
     normed = q + kv if shape.qk_norm else 0
     if autocast:
-        return 4 * 4 * h + 2 * (5 * h + q) + 2 * (q + 2 * kv) + 2 * wide + 6 * normed
+        return 4 * 4 * h + 2 * ((3 + first) * h + q) + 2 * (q + 2 * kv) + 2 * wide + 6 * normed
     return FLOAT32 * (4 * h + (2 * h + q) + (q + 2 * kv) + wide + 2 * normed)
 
 

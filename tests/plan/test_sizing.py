@@ -11,11 +11,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    GPTNeoXConfig,
     LlamaConfig,
+    Phi3Config,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    Starcoder2Config,
 )
 
 from agentrl.model.packed import hidden_states, use_packed_attention
@@ -190,6 +193,28 @@ def test_a_layer_keeps_the_activations_that_are_counted(kind: type[PretrainedCon
     one, two = (kept_bytes_by_token(kind, layers, autocast) for layers in (1, 2))
     shape = ModelShape.from_config(config_of(kind, 1).to_dict())
     assert two - one == pytest.approx(layer_activation_bytes(shape, autocast=autocast), rel=0.01)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_an_mlp_without_a_gate_keeps_half_as_much(autocast: bool) -> None:
+    one, two = (kept_bytes_by_token(Starcoder2Config, layers, autocast) for layers in (1, 2))
+    shape = counted(config_of(Starcoder2Config, 1))
+    # Its norms keep their normalised values as inputs of linear layers alone.
+    assert two - one == pytest.approx(layer_activation_bytes(shape, autocast=autocast), rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gated"),
+    [
+        (GPTNeoXConfig, False),
+        (Starcoder2Config, False),
+        (Qwen3Config, True),
+        (Qwen3MoeConfig, True),
+        (Phi3Config, True),
+    ],
+)
+def test_a_gate_is_found_in_the_model_itself(kind: type[PretrainedConfig], gated: bool) -> None:
+    assert counted(config_of(kind, 1)).gated == gated
 
 
 def config_of(kind: type[PretrainedConfig], layers: int) -> PretrainedConfig:
