@@ -45,7 +45,15 @@ from agentrl.config.keys import (
     nested,
     unknown_keys,
 )
-from agentrl.config.read_back import END, EVERY_KEY, is_read_back, refuse_cut, refuse_other_files, refuse_uses
+from agentrl.config.read_back import (
+    END,
+    EVERY_KEY,
+    is_read_back,
+    refuse_aliases,
+    refuse_cut,
+    refuse_other_files,
+    refuse_uses,
+)
 from agentrl.config.rules import NO_SCRIPT, FromScript, NamesFile, shown
 from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import OF_STALE_TOKENS
@@ -367,6 +375,7 @@ def folders_of(command: CommandLine) -> list[Path]:
     if is_of_a_run(file := start_file(command, found)):
         check_folder(file.parent)
         refuse_cut(file)
+        refuse_aliases(file)
         if not command.trust:
             refuse_other_files(file, command.overrides)
     return found

@@ -16,6 +16,7 @@ from agentrl.config.keys import all_keys, defaults, entry_of, flatten, leaf_keys
 from agentrl.config.rules import shown
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
+from agentrl.system.bounded_yaml import check_aliases
 from agentrl.system.json_value import JSON
 from agentrl.system.versions import RECORD, writer_of
 
@@ -58,6 +59,14 @@ def refuse_cut(file: Path) -> None:
         f"{text[-40:].decode(errors='replace')!r} at its end. {writer_of(file.parent)} wrote it. Copy the file again, "
         "or name another one"
     )
+
+
+def refuse_aliases(file: Path) -> None:
+    """Raise ConfigError where few bytes of a run's config stand for more than a memory holds."""
+    try:
+        check_aliases(file.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}; no run writes such a config") from None
 
 
 def refuse_other_files(file: Path, overrides: Sequence[str]) -> None:

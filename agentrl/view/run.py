@@ -17,6 +17,7 @@ import pyarrow as pa
 import yaml
 
 from agentrl.errors import DataError
+from agentrl.system.bounded_yaml import LOADER, check_aliases
 from agentrl.system.json_value import JSON, as_object
 from agentrl.system.versions import RECORD, Writer, check_record, writers_in
 from agentrl.trajectory.files import TRAJECTORIES, UPDATES, FileName
@@ -64,6 +65,8 @@ class Run:
         """The versions that wrote a run, the last of them last."""
         self._record: Stamp | None = None
         """The file that `writers` were read of."""
+        self._written: Stamp | None = None
+        """The file that `config` is read of: a run that resumes writes it again."""
         self._tokens: TokenTexts | None = None
         self._tables: OrderedDict[Hashable, pa.Table] = OrderedDict()
 
@@ -94,6 +97,9 @@ class Run:
                 for lines, name in ((self.metrics, "metrics.jsonl"), (self.alarms, "alarms.jsonl")):
                     stamp = files.get(name)
                     changed |= lines.refresh(None if stamp is None else stamp.size)
+                if (written := files.get("config.yaml")) != self._written:
+                    self._config, self._tokens, self._written = None, None, written
+                    changed = True
                 if (record := files.get(RECORD)) != self._record:
                     self.writers, self._record = writers_in(self.folder.read(RECORD)), record
             self._names = names
@@ -134,10 +140,11 @@ class Run:
     @property
     def config(self) -> Mapping[str, JSON]:
         """Values of config.yaml by dotted key; empty without a readable config."""
-        if self._config is None:
+        if (found := self._config) is None:
             text = self.folder.read("config.yaml", end=MOST_CONFIG + 1) if self.kind == "run" else None
-            self._config = _config(text) if text is not None and len(text) <= MOST_CONFIG else {}
-        return self._config
+            found = _config(text) if text is not None and len(text) <= MOST_CONFIG else {}
+            self._config = found
+        return found
 
     @property
     def tokens(self) -> TokenTexts:
@@ -238,9 +245,10 @@ def _only(files: Mapping[str, Stamp], wanted: Callable[[str], object]) -> dict[s
 
 def _config(text: bytes) -> dict[str, JSON]:
     try:
-        value = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        check_aliases(text)
+        value = yaml.load(text, LOADER)
         return dict(itertools.islice(_leaves(value, ""), MOST_KEYS)) if isinstance(value, dict) else {}
-    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: no UTF-8, or an integer of too many digits
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: no UTF-8, too many aliases or digits
         return {}
 
 
@@ -254,6 +262,6 @@ def _leaves(value: JSON, key: str) -> Iterator[tuple[str, JSON]]:
 
 
 def _text(value: object) -> str:
-    """Write the beginning of a value: by YAML's aliases few bytes may stand for more of it than a memory holds."""
+    """Write the beginning of a value."""
     pieces = json.JSONEncoder(default=str, skipkeys=True).iterencode(value)
     return "".join(one[:MOST_SHOWN] for one in itertools.islice(pieces, MOST_SHOWN))[:MOST_SHOWN]

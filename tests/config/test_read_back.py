@@ -218,3 +218,13 @@ def test_the_viewer_shows_a_hostile_run_and_runs_none_of_it(hostile: Hostile, tm
     hostile.config(**{"custom_reward_function.path": str(hostile.module), f"{MODEL}.trust_remote_code": True})
     assert view([str(hostile.folder), "--export", str(tmp_path / "page.html")]) == 0
     assert not hostile.marker.exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--trust"]])
+def test_few_bytes_of_a_config_that_is_read_back_cannot_stand_for_many(tmp_path: Path, flags: list[str]) -> None:
+    lists = [f"b{place}: &a{place} [{', '.join([f'*a{place - 1}'] * 9)}]" for place in range(1, 7)]
+    (tmp_path / "config.yaml").write_text("\n".join(["a: &a0 [1, x]", *lists, ""]))
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError) as caught:
+        load_config([f"--config-path={tmp_path}", "--config-name=config", *flags])
+    assert_names(str(caught.value), str(tmp_path / "config.yaml"), "aliases")

@@ -122,6 +122,15 @@ def test_a_run_that_goes_on_is_seen_to(tmp_path: Path) -> None:
     assert run.metrics.rows[-1]["step"] == 2
 
 
+def test_the_config_is_the_one_that_a_resumed_run_wrote(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=1, groups=1)
+    run = open_run(str(folder))
+    before, version = run.config, run.version
+    (folder / "config.yaml").write_text("trainer: {seed: 12345}\n")
+    assert refreshed(run).config == {"trainer.seed": 12345} != before
+    assert run.version > version
+
+
 def test_its_trajectories_alone_open_with_what_belongs_to_them(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "x", 2)
     run = open_run(str(folder / "trajectories"))
