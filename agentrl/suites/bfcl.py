@@ -2,7 +2,9 @@
 
 Data and checker are the authors' own, from their wheel in the user's cache. The checker is imported from there; only
 its table of models, which imports every vendor's client, is replaced. Tools are shown and calls are read as the
-authors do for models of the OpenAI chat form: a dot in a function's name is an underscore.
+authors do for models of the OpenAI chat form: a dot in a function's name is an underscore. Its regular expressions for
+Java and JavaScript may take any time on what a policy writes: a process of its own, which the kernel ends, judges all
+but short texts. Run as `python -m agentrl.suites.bfcl`, this file is that process.
 """
 
 from __future__ import annotations
@@ -11,6 +13,11 @@ import copy
 import functools
 import importlib
 import json
+import os
+import re
+import resource
+import signal
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +41,12 @@ HINTS = {"simple_java": "Java 8 SDK", "simple_javascript": "JavaScript"}
 """Syntax of a category's functions; of the others: Python 3."""
 NESTED = {"simple_java": ("ArrayList", "Array"), "simple_javascript": ("array",)}
 """Types of parameters whose items are described in words."""
+
+QUICK = {"\\s": 60, "\\[": 12, ".": 200}
+"""Most matches of these patterns in a text that is judged at once: 60 blanks take .02 s, 100 a quarter of a second."""
+SECONDS = 10
+"""Time of a processor for any other text, after which its score is 0. The authors' answers have at most 160 characters.
+"""
 
 Function = dict[str, Any]
 """A function as the data describe it."""
@@ -134,13 +147,53 @@ def compute_score(trajectory: Trajectory, ground_truth: object) -> float:
         return float(bool(calls))
     if calls is None:
         return 0.0
+    if category in HINTS and not is_quick(calls):
+        checker()  # DataError without the wheel
+        return in_a_process(truth, calls)
+    return verdict(truth, calls)
+
+
+def verdict(truth: dict[str, Any], calls: list[dict[str, Any]]) -> float:
+    """Ask the authors' checker."""
+    category = truth["category"]
     language = HINTS.get(category, "Python 3").split()[0].lower()
     check, languages = checker()
     try:
-        verdict = check(truth["functions"], calls, truth["answers"], languages(language), category, "openai")
+        found = check(truth["functions"], calls, truth["answers"], languages(language), category, "openai")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):  # a form that the checker does not foresee
         return 0.0
-    return float(verdict["valid"])
+    return float(found["valid"])
+
+
+def is_quick(calls: list[dict[str, Any]]) -> bool:
+    """Check whether no text of the calls can keep the checker's regular expressions busy."""
+    texts = [text for call in calls for values in call.values() for text in values.values() if isinstance(text, str)]
+    return all(len(re.findall(one, text, re.DOTALL)) <= most for text in texts for one, most in QUICK.items())
+
+
+def in_a_process(truth: dict[str, Any], calls: list[dict[str, Any]]) -> float:
+    """Judge within SECONDS of a processor. Raises RuntimeError where the process fails otherwise."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "agentrl.suites.bfcl", str(SECONDS)]
+    given = json.dumps([truth, calls])
+    done = subprocess.run(command, input=given, env=environment, capture_output=True, text=True)
+    if done.returncode in (-signal.SIGKILL, -signal.SIGXCPU):
+        return 0.0
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"the process that judges answers of bfcl ended with {done.returncode}: {done.stderr[-500:]}"
+        )
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    """Judge the answer on stdin. The kernel ends this process when its time is over."""
+    truth, calls = json.load(sys.stdin)
+    checker()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = round(used.ru_utime + used.ru_stime) + int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+    print(verdict(truth, calls))
 
 
 def calls_of(trajectory: Trajectory) -> list[dict[str, Any]] | None:
@@ -188,3 +241,6 @@ BFCL = Suite(
         "hallucination": Group(("irrelevance", "live_irrelevance")),
     },
 )
+
+if __name__ == "__main__":
+    main()

@@ -167,6 +167,32 @@ def test_what_cannot_be_had_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not bfcl.WHEEL.folder.exists()
 
 
+CHECKER = """
+import re
+
+def ast_checker(functions, calls, answers, language, category, model):
+    (values,) = calls[0].values()
+    return {"valid": re.fullmatch(r"(a|a)*", values["x"].strip()) is not None}
+"""
+
+
+def test_a_text_that_keeps_the_checker_busy_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
+    monkeypatch.setattr(bfcl, "SECONDS", 1)
+    monkeypatch.setattr(bfcl, "checker", lambda: None)  # in this process nothing is judged
+    constants, checks = bfcl.WHEEL.folder / "bfcl_eval/constants", bfcl.WHEEL.folder / "bfcl_eval/eval_checker/ast_eval"
+    for folder in (constants, checks):
+        folder.mkdir(parents=True)
+    (constants / "enums.py").write_text("Language = str")
+    (checks / "ast_checker.py").write_text(CHECKER)
+
+    def score(text: str) -> float:
+        truth = json.dumps({"category": "simple_java", "functions": [], "answers": []})
+        return bfcl.compute_score(trajectory([("f", json.dumps({"x": text}))]), truth)
+
+    assert [score(text + " " * 300) for text in ("aaa", "a" * 40 + "b")] == [1.0, 0.0]
+
+
 def test_without_answers_to_compare_a_call_alone_counts() -> None:
     call, text, broken = trajectory([("f", "{}")]), trajectory("No."), trajectory([("f", "{")])
     for category, scores in (("live_relevance", [1, 0, 0]), ("irrelevance", [0, 1, 1])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
+import agentrl
 from agentrl.agent_loop.single_turn import SingleTurnCallsLoop
 from agentrl.errors import ConfigError, DataError
 from agentrl.evaluate import main
@@ -145,6 +147,16 @@ def test_tasks_that_cannot_be_judged_are_not_used(task: str, why: str, monkeypat
     truth = json.dumps({"task": task, "size": 1, "seed": 1, "index": 0, "question": ""})
     with naming(DataError, task, why):
         reasoning_gym.compute_score("<answer>1</answer>", truth)
+
+
+def test_the_suite_and_the_environment_leave_the_same_tasks_out() -> None:
+    """The adapter runs in another Python, with nothing of ours; here reasoning-gym need not be installed."""
+    adapter = Path(agentrl.__file__).parent / "environments/adapters/reasoning_gym.py"
+    lines = [one for one in ast.parse(adapter.read_text()).body if isinstance(one, ast.Assign)]
+    found: dict[str, tuple[str, ...]] = {}
+    exec(compile(ast.Module(lines, []), str(adapter), "exec"), found)
+    assert found["EVALUATED"] == reasoning_gym.EVALUATED
+    assert [name for name, why in reasoning_gym.REFUSED.items() if "1e400" in why] == list(found["ENDLESS"])
 
 
 class Primes(list[dict[str, str]]):
