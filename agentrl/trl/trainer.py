@@ -273,9 +273,12 @@ class GRPOTrainer:
         from agentrl.chat.load import load_tokenizer
 
         template = self.keys.get(f"{MODEL}.chat_template")
-        trusted = bool(self.keys.get(f"{MODEL}.trust_remote_code"))
+        trusted, date = bool(self.keys.get(f"{MODEL}.trust_remote_code")), self.keys.get(f"{MODEL}.chat_template_date")
         found: PreTrainedTokenizerBase = load_tokenizer(
-            str(self._asked.model), None if template is None else str(template), trust_remote_code=trusted
+            str(self._asked.model),
+            None if template is None else str(template),
+            trust_remote_code=trusted,
+            date=None if date is None else str(date),
         )
         return found
 

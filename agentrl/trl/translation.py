@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,17 +53,22 @@ class Arguments:
         return self.given.get(name, BY_NAME[name].default)
 
     def number(self, name: str) -> float:
-        """Read a number; anything else is a fault, and counts as 1."""
-        value = self[name]
-        if isinstance(value, str):  # as YAML reads 1e-6
-            try:
-                return float(value)
-            except ValueError:
-                pass
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+        """Read a finite number; anything else is a fault, and counts as 1."""
+        value, found = self[name], math.nan
+        if isinstance(value, str | int | float) and not isinstance(value, bool):  # a text as YAML reads 1e-6
+            with suppress(ValueError, OverflowError):
+                found = float(value)
+        if math.isfinite(found):
+            return found
         self.faults.append(f"{name}={value!r}: expected a number")
         return 1.0
+
+    def whole(self, name: str) -> int:
+        """Read a whole number; anything else is a fault, and counts as 1."""
+        value = self.number(name)
+        if value != int(value):
+            self.refuse(name, "expected a whole number")
+        return int(value)
 
     def count(self, name: str) -> int:
         """Read a whole number above 0; anything else is a fault, and counts as 1."""
@@ -122,8 +128,8 @@ def translate(given: Mapping[str, object], *, model: Path, rows: int) -> dict[st
         f"{ROLLOUT}.n": arguments.count("num_generations"),
         "trainer.total_training_steps": max(1, steps),
         "trainer.default_local_dir": output_dir(arguments),
-        "trainer.seed": int(arguments.number("seed")),
-        "data.seed": int(arguments.number("seed")),
+        "trainer.seed": (seed := arguments.whole("seed")),
+        "data.seed": seed,
         "algorithm.turn_reward_coef": 0.0,
     }
     if arguments["shuffle_dataset"]:
@@ -199,7 +205,7 @@ def _aligned(accumulated: int, pieces: int, passes: int, arguments: Arguments) -
 
 def total_steps(arguments: Arguments, batches: Batches, rows: int) -> int:
     """Compute the generations of the run: max_steps, or num_train_epochs; both count optimizer steps."""
-    most = int(arguments.number("max_steps"))
+    most = arguments.whole("max_steps")
     if most <= 0:
         by_epoch = rows // batches.prompts * batches.updates
         if rows < batches.prompts:
@@ -207,7 +213,9 @@ def total_steps(arguments: Arguments, batches: Batches, rows: int) -> int:
                 f"train_dataset has {rows} rows, fewer than the {batches.prompts} prompts of a generation: give more "
                 f"rows, a smaller {_BATCH}, or a larger num_generations"
             )
-        most = math.ceil(arguments.number("num_train_epochs") * by_epoch)
+        if (epochs := arguments.number("num_train_epochs")) <= 0:
+            arguments.refuse("num_train_epochs", "expected a number above 0, or max_steps")
+        most = math.ceil(epochs * by_epoch)
     if most % batches.updates:
         arguments.faults.append(
             f"the run of {most} optimizer steps ends inside a generation, which has {batches.updates}: give max_steps, "
@@ -222,9 +230,12 @@ def steps_per_epoch(batches: Batches, rows: int) -> int:
 
 
 def _fixed(arguments: Arguments) -> None:
-    """Note unknown arguments, and those whose value would change the result."""
+    """Note arguments whose value would change the result, and switches that are neither on nor off."""
     for name, value in arguments.given.items():
         argument = BY_NAME[name]
+        is_switch = argument.kind == "translated" and isinstance(argument.default, bool)
+        if is_switch and value not in (True, False, None):  # the text 'false' would be true
+            arguments.refuse(name, "expected True or False")
         if argument.kind != "fixed" or value == argument.default:
             continue
         if getattr(value, "value", value) not in (argument.default, *argument.accepted):
@@ -480,9 +491,13 @@ def _schedule_options(arguments: Arguments, kind: str) -> dict[str, Value]:
 def _warmup(arguments: Arguments, steps: int) -> int:
     """Compute the optimizer steps of the warm-up: warmup_steps; a value below 1 is a part of all."""
     given = arguments.number("warmup_steps")
-    if given >= 1:
+    if given < 0:
+        arguments.refuse("warmup_steps", "expected 0 or more")
+    if given < 0 or given >= 1:
         return int(given)
     part = given or (0.0 if arguments["warmup_ratio"] is None else arguments.number("warmup_ratio"))
+    if not 0 <= part <= 1:
+        arguments.refuse("warmup_ratio", "expected a part of the run, from 0 to 1")
     return math.ceil(part * steps)
 
 
@@ -554,8 +569,12 @@ def frequency(arguments: Arguments, kind: str, batches: Batches, rows: int, step
     if strategy != "steps":
         arguments.refuse(f"{kind}_strategy", "expected 'no', 'steps' or 'epoch'")
         return -1
-    name = "logging_steps" if kind == "eval" and arguments["eval_steps"] is None else f"{kind}_steps"
+    name = "logging_steps" if kind == "eval" and arguments["eval_steps"] in (None, 0) else f"{kind}_steps"
     every = arguments.number(name)
+    if every <= 0 and kind == "save":  # as in transformers
+        return -1
+    if every <= 0:
+        arguments.refuse(name, f"with {kind}_strategy='steps' expected a number above 0")
     if 0 < every < 1:
         every = math.ceil(steps * batches.updates * every)
     return max(1, math.ceil(every / batches.updates))

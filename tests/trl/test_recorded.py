@@ -42,6 +42,7 @@ from benchmarks.trl.record import (
 )
 from tests.algorithms.batches import Row, batch_of
 from tests.conftest import PROJECT
+from tests.naming import assert_names, naming
 from tests.trained import trained_batch
 from tests.workers.conftest import fsdp
 from tests.workers.made import policy_worker
@@ -120,6 +121,28 @@ def test_an_epoch_is_a_pass_over_the_rows_however_the_length_is_given(rows: int,
     steps = total_steps(arguments, batches, rows)
     assert [frequency(arguments, kind, batches, rows, steps) for kind in kinds] == [5, 5, 5]
     assert not arguments.faults
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("max_steps", 2.5), ("seed", 1.5), ("num_train_epochs", 0), ("warmup_ratio", 1.5), ("warmup_steps", -1)),
+        *(("learning_rate", math.nan), ("num_generations", math.inf), ("shuffle_dataset", "false")),
+    ],
+)
+def test_a_value_that_would_be_read_as_another_one_is_refused(name: str, value: object, model: Path) -> None:
+    with naming(ConfigError, f"{name}={value!r}"):
+        translate({**RUN, "max_steps": -1, name: value}, model=model, rows=ROWS)
+
+
+def test_no_steps_between_two_is_never_for_checkpoints_and_refused_elsewhere() -> None:
+    arguments = Arguments({**RUN, "save_steps": 0, "eval_strategy": "steps", "eval_steps": 0, "logging_steps": 2})
+    batches = batch_sizes(arguments)
+    found = [frequency(arguments, kind, batches, ROWS, 6) for kind in ("save", "eval", "logging")]
+    assert found[0] == -1 and found[1] == found[2] > 0 and not arguments.faults
+    arguments.given = {**arguments.given, "logging_steps": 0}
+    frequency(arguments, "logging", batches, ROWS, 6)
+    assert_names("".join(arguments.faults), "logging_steps=0")
 
 
 def test_vllms_longest_context_is_taken_over_with_vllm_alone(model: Path) -> None:

@@ -1260,6 +1260,30 @@ def test_entries_of_one_mapping_are_equal_or_refused() -> None:
     assert_names(told, kwargs, f"reward.{kwargs}.shift=3")
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (f"{ROLLOUT}.tensor_model_parallel_size", 0),
+        (f"{ROLLOUT}.tensor_model_parallel_size", "two"),
+        (f"{ACTOR}.optim.lr_warmup_steps", 10.5),
+        (f"{ACTOR}.optim.lr_warmup_steps", "ten"),
+        (f"{ACTOR}.optim.min_lr", "small"),
+        (f"{ACTOR}.tis_imp_ratio_cap", "2,0"),
+        (f"{ROLLOUT}.multi_turn.max_assistant_turns", "many"),
+        ("async_training.trigger_parameter_sync_step", 2.5),
+        ("async_training.staleness_threshold", float("nan")),
+        ("trainer.logger", ["console", "wandbb"]),
+    ],
+    ids=str,
+)
+def test_a_value_that_would_be_left_out_is_refused(key: str, value: JSON) -> None:
+    given: dict[str, JSON] = {key: value}
+    if key.startswith("async_training"):
+        given = {"async_training.staleness_threshold": 0.5, "async_training.require_batches": 1, **given}
+    told = "\n".join(translate({**defaults_of("0.9.1/fsdp"), **given}, Config).faults)
+    assert_names(told, key, "wandbb" if key == "trainer.logger" else str(value))
+
+
 APART = {
     **dict.fromkeys(
         ("clip_ratio", "optim.clip_grad", "max_turns", "n_agent", "env.rollout.n"), "its own rule compares them"

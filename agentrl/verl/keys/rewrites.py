@@ -42,9 +42,24 @@ LARGE = 1_000_000
 
 
 def number(values: Values, key: str, default: int) -> int:
-    """Return a whole number of the config; `default` where the key is absent or holds no whole number."""
+    """Return a whole number of the config; `default` where the key is absent or null. Raises Refusal for others."""
     value = values.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+    return default if value is None else whole(value, key)
+
+
+def whole(value: JSON, key: str = "", least: float = -math.inf) -> int:
+    """Return a value that is a whole number of at least `least`. Raises Refusal; `key` says whose value it is."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= least and value % 1 == 0:
+        return int(value)
+    bound = "" if least == -math.inf else f" of at least {least}"
+    raise Refusal(f"expected a whole number{bound}" + (f" for {key}, found {value!r}" if key else ""))
+
+
+def real(value: JSON) -> float:
+    """Return a value that is a finite number. Raises Refusal."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return value
+    raise Refusal("expected a number")
 
 
 def is_left_out(translate: Translate) -> Callable[[JSON, Values], bool]:
@@ -206,7 +221,7 @@ def bounds_of(key: str, value: JSON) -> tuple[float | None, float]:
 
 def truncated_weights(value: JSON, _: Values) -> dict[str, JSON]:
     """Translate the cap of the token's weight, by its name in verl's first releases with it."""
-    if not isinstance(value, int | float) or value <= 0:
+    if value is None or real(value) <= 0:
         return {}
     return {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_is_threshold": value}
 
@@ -340,7 +355,7 @@ def mini_batch(role: str) -> Translate:
             return {key: value}
         steps, rest = divmod(prompts * each, value)
         size = -(-prompts // steps) if steps else 0
-        if rest or -(-prompts // size) != steps:
+        if rest or not size or -(-prompts // size) != steps:
             raise Refusal(
                 f"it counts trajectories there, and {prompts} prompts x {each} trajectories do not split into "
                 "mini-batches of that many and of whole prompts: set a divisor of "
@@ -440,7 +455,8 @@ def overlapping(bound: int, every: int, depth: int | None = None) -> dict[str, J
 def staleness_of(values: Values) -> int:
     """Return how many versions old a token may be in verl's fully asynchronous trainer. Raises Refusal."""
     threshold = values.get("async_training.staleness_threshold", 0.1)
-    if not isinstance(threshold, int | float) or isinstance(threshold, bool) or threshold < 0:
+    is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if not is_number or not 0 <= threshold < math.inf:
         raise Refusal(f"expected a number of at least 0 for async_training.staleness_threshold, found {threshold!r}")
     return math.ceil(round(period_of(values) * (1 + threshold), 9)) - 1
 
@@ -478,9 +494,9 @@ def partial_rollout(value: JSON, values: Values) -> dict[str, JSON]:
 
 def rollout_steps(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the prompts of a whole run into steps; prompts too few for another step are left."""
-    if value is None or not isinstance(value, int) or not is_fully_async(values):
+    if value is None or not is_fully_async(values):
         return {}
-    return {"trainer.total_training_steps": max(1, value // batch_of(values))}
+    return {"trainer.total_training_steps": max(1, whole(value) // max(1, batch_of(values)))}
 
 
 def validations(value: JSON, values: Values) -> dict[str, JSON]:
@@ -584,9 +600,9 @@ def filter_metric(value: JSON, values: Values) -> dict[str, JSON]:
 
 def generation_batches(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the bound on generation batches, where every number below 1 means no bound."""
-    if not isinstance(value, int) or not values.get("algorithm.filter_groups.enable"):
+    if value is None or not values.get("algorithm.filter_groups.enable"):
         return {}
-    return {"algorithm.filter_groups.max_num_gen_batches": max(value, 0)}
+    return {"algorithm.filter_groups.max_num_gen_batches": max(whole(value), 0)}
 
 
 MANAGERS = ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name")
@@ -652,7 +668,7 @@ def warmup(section: str) -> Translate:
 
     def translate(value: JSON, values: Values) -> dict[str, JSON]:
         least = 0 if is_of_first_releases(values) else 1
-        return {f"{section}.lr_warmup_steps": value} if isinstance(value, int) and value >= least else {}
+        return {f"{section}.lr_warmup_steps": value} if value is not None and whole(value) >= least else {}
 
     return translate
 
@@ -723,9 +739,9 @@ def least_rate(section: str) -> Translate:
 
     def translate(value: JSON, values: Values) -> dict[str, JSON]:
         rate = values.get(f"{section}.lr")
-        if not isinstance(value, int | float) or not value or not isinstance(rate, int | float) or not rate:
+        if value is None or not real(value) or not isinstance(rate, int | float) or not rate:
             return {}
-        return {f"{section}.min_lr_ratio": min(1.0, value / rate)}
+        return {f"{section}.min_lr_ratio": min(1.0, real(value) / rate)}
 
     return translate
 
@@ -777,7 +793,7 @@ def sequence_ranks(key: str) -> Translate:
 def servers(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the GPUs of a server; verl starts as many servers as the machine's GPUs hold."""
     gpus = number(values, "trainer.n_gpus_per_node", 1)
-    each = value if isinstance(value, int) else 1
+    each = 1 if value is None else whole(value, least=1)
     return {f"{ROLLOUT}.tensor_model_parallel_size": each, f"{ROLLOUT}.num_servers": max(1, gpus // each)}
 
 
@@ -829,7 +845,7 @@ def assistant_turns(value: JSON, values: Values) -> dict[str, JSON]:
     if isinstance(first, int) and value not in (None, first):
         raise Refusal(f"{TURNS}.max_turns={first}, its first name, says otherwise: keep one")
     value = first if value is None else value
-    limit = value if isinstance(value, int) else number(values, "data.max_response_length", LARGE)
+    limit = number(values, "data.max_response_length", LARGE) if value is None else whole(value)
     user = values.get(f"{TURNS}.max_user_turns")
     if isinstance(user, int) and user and not values.get(f"{TURNS}.interaction_config_path"):
         limit = min(limit, user + 1)
@@ -840,11 +856,8 @@ def user_turns(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the limit of an interaction's answers; null is no limit."""
     if not values.get(f"{TURNS}.interaction_config_path"):
         return {}
-    return {
-        f"{TURNS}.max_user_turns": value
-        if isinstance(value, int)
-        else number(values, "data.max_response_length", LARGE)
-    }
+    limit = number(values, "data.max_response_length", LARGE) if value is None else whole(value)
+    return {f"{TURNS}.max_user_turns": limit}
 
 
 def call_format(value: JSON, _: Values) -> dict[str, JSON]:
@@ -880,11 +893,22 @@ def top_k(value: JSON, _: Values) -> dict[str, JSON]:
     return {f"{ROLLOUT}.top_k": -1 if value == 0 else value}
 
 
+OTHER_LOGGERS = ("clearml", "vemlp_wandb", "tracking", "rl_logging_board")
+"""Loggers of verl's that are not here."""
+
+
+def leaves_loggers_out(value: JSON, _: Values) -> bool:
+    """Check whether a command names loggers that are left out."""
+    return any(name in str(value) for name in OTHER_LOGGERS)
+
+
 def loggers(value: JSON, _: Values) -> dict[str, JSON]:
-    """Translate the loggers; loggers that agentrl does not have are left out."""
+    """Translate the loggers; verl's that agentrl does not have are left out. Raises Refusal for others."""
     names = value.strip("[]").split(",") if isinstance(value, str) else value if isinstance(value, list) else []
     ours = [{"file": "jsonl"}.get(str(name).strip(" '\""), str(name).strip(" '\"")) for name in names]
     kept = list(dict.fromkeys(name for name in ours if name in LOGGERS.names() or is_target(name)))
+    if unknown := [name for name in ours if name and name not in (*kept, *OTHER_LOGGERS)]:
+        raise Refusal(f"there is no logger {', '.join(unknown)}; there are {', '.join(LOGGERS.names())}")
     return {"trainer.logger": [*kept, *(["jsonl"] if "jsonl" not in kept else [])]}
 
 

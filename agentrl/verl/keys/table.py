@@ -1109,6 +1109,8 @@ TRAINER = (
         "file is jsonl, which is always written; others that agentrl does not have are left out",
         ("trainer.logger",),
         rewrites.loggers,
+        is_loud=True,
+        asks=rewrites.leaves_loggers_out,
     ),
     *(
         translated(
