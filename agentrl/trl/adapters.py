@@ -41,6 +41,8 @@ def adapter_keys(config: PeftConfig, model_type: str) -> dict[str, Value]:
             raise ConfigError(
                 f"peft_config.{field.name}={value!r}: agentrl's adapters have {field.name}={default!r}: give that"
             )
+    if not isinstance(config.r, int) or config.r < 1:
+        raise ConfigError(f"peft_config.r={config.r!r}: expected a rank of 1 or more; without adapters leave it out")
     targets = config.target_modules
     if targets is None and model_type in USUAL:
         targets = list(USUAL[model_type])

@@ -76,6 +76,8 @@ def named_functions(
             "GRPOTrainer: reward_funcs is empty: give a function, a list of functions, or environments with a method "
             "get_reward"
         )
+    if weights is not None and (not isinstance(weights, list | tuple) or None in map(finite, weights)):
+        raise ConfigError(f"GRPOConfig: reward_weights={weights!r}: expected a list of numbers, one for each function")
     if weights is not None and len(weights) != len(given):
         raise ConfigError(
             f"GRPOConfig: reward_weights has {len(weights)} entries for {len(given)} reward_funcs: give one for each"

@@ -133,6 +133,9 @@ class GRPOTrainer:
                 raise ConfigError(f"GRPOTrainer: {name}: {REFUSED[name]}")
         self.args = GRPOConfig() if args is None else args
         _check_config(self.args)
+        for name, several in {"tools": tools, "callbacks": callbacks}.items():
+            if several is not None and not isinstance(several, list | tuple):
+                raise ConfigError(f"GRPOTrainer: {name}: expected a list, found {several!r:.100}: give [...]")
         self._asked = _Asked(
             _model_folder(model),
             reward_funcs,
@@ -524,10 +527,12 @@ def _tokenizer_keys(given: PreTrainedTokenizerBase | str | Path | None, folder: 
     """Translate processing_class: the model's own tokenizer, perhaps with another chat template. Raises ConfigError."""
     if given is None:
         return {}
-    from transformers import AutoTokenizer
+    from agentrl.chat.load import load_tokenizer
 
-    own = AutoTokenizer.from_pretrained(folder)
-    other = AutoTokenizer.from_pretrained(given) if isinstance(given, str | Path) else given
+    own = load_tokenizer(str(folder), None, trust_remote_code=False)
+    other = given
+    if isinstance(other, str | Path):
+        other = cast("PreTrainedTokenizerBase", load_tokenizer(str(other), None, trust_remote_code=False))
     if not hasattr(other, "get_vocab") or other.get_vocab() != own.get_vocab():
         raise ConfigError(
             f"processing_class: expected the tokenizer of {folder}, found another ({type(other).__name__}): agentrl "

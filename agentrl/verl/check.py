@@ -23,7 +23,7 @@ from agentrl.config.overrides import as_override
 from agentrl.config.rules import shown
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
-from agentrl.verl.keys.translation import Translation, aloud, without_effect
+from agentrl.verl.keys.translation import Translation, aloud, contradictions, without_effect
 from agentrl.verl.launch import CONFIGS, arguments
 from agentrl.verl.shell import UNKNOWN, Command, commands
 
@@ -167,7 +167,8 @@ def page(report: Report) -> str:
         "ignored, without an effect of their own",
         [f"{key}: {why}" for key, why in found.ignored.items() if key in typed],
     )
-    part("told at the start", [*aloud(found.loud), *found.of_family(report.typed)])
+    twice = [text for text in contradictions(found, {*found.given, *report.typed}) if text not in report.faults]
+    part("told at the start", [*twice, *aloud(found.loud), *found.of_family(report.typed)])
     part("refused", [line for fault in report.faults for line in fault.splitlines()])
     part("not installed here", report.missing)
     part("not known before the script runs", report.launch.unknown)
@@ -178,17 +179,26 @@ def page(report: Report) -> str:
     return "\n".join(lines)
 
 
+def script_at(path: str) -> str | None:
+    """Read a script; None where a text names no file. Raises ConfigError for a file that is no text."""
+    try:
+        return Path(path).read_text(encoding="utf-8") if Path(path).is_file() else None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: expected a script in UTF-8: {error}") from None
+    except OSError:  # a whole command is too long for a name
+        return None
+
+
 def check(arguments: Sequence[str]) -> int:
     """Print the fate of the commands of a script, or of one command; return 0 if all of them run here, else 1.
 
     Raises ConfigError for a script without a training command.
     """
     [first, *others] = arguments
-    path = Path(first)
-    text = path.read_text(encoding="utf-8") if not others and path.is_file() else ""
-    text = text or (first if not others else shlex.join(arguments))
+    script = None if others else script_at(first)
+    text = script if script is not None else first if not others else shlex.join(arguments)
     found = launches(text)
-    if not found and not others and not text.strip().count(" ") and not path.is_file():
+    if not found and not others and not text.strip().count(" ") and script is None:
         raise ConfigError(f"{first[:300]}: there is no such file (working directory {Path.cwd()})")
     if not found:
         raise ConfigError(f"{first[:80]}: no command with -m and one of {', '.join(sorted(CONFIGS))} is in it")

@@ -365,6 +365,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a reward without keywords": ({"reward": lambda completions: [0.0]}, r"def <lambda>\(completions, \*\*kwargs\)"),
     "two rewards of a name": ({"reward": [length, length]}, "two functions are called 'length'"),
     "weights": ({"reward_weights": [1.0, 2.0]}, "2 entries for 1 reward_funcs"),
+    "a weight that is no number": ({"reward_weights": ["x"]}, r"reward_weights=\['x'\]"),
+    "weights that are no list": ({"reward_weights": 1.0}, "reward_weights=1.0"),
+    "one tool": ({"tools": length}, r"tools: expected a list"),
+    "a tokenizer that is not there": ({"processing_class": "./none"}, "./none"),
+    "bytes": ({"rows": [{"prompt": [{"role": "user", "content": b"1"}]}]}, "train_dataset, row 0.*JSON"),
     "a tool without hints": ({"tools": [3]}, r"tools\[0\]: expected a function"),
     "evaluation without rows": ({"eval_strategy": "steps"}, "without eval_dataset"),
     "a callback of other events": (
@@ -443,6 +448,8 @@ def test_a_tokenizer_that_the_run_would_not_have_is_refused(policy_dir: Path, at
 def test_a_field_of_a_lora_config_that_does_nothing_here_is_refused(field: str) -> None:
     from peft import LoraConfig
 
+    with naming(ConfigError, "peft_config.r=0"):
+        adapter_keys(LoraConfig(r=0, target_modules=["q_proj"]), "qwen2")
     plain = LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", lora_dropout=0, modules_to_save=[])
     assert adapter_keys(plain, "qwen2")["actor_rollout_ref.model.lora_rank"] == plain.r
     setattr(plain, field, not getattr(plain, field))

@@ -166,6 +166,23 @@ def test_the_equivalent_command_gives_the_same_config() -> None:
 
 
 @pytest.mark.usefixtures("no_process")
+def test_a_command_may_be_one_long_word_and_its_default_contradict(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [
+        "reward_model.reward_manager=dapo",
+        "+reward.reward_manager.name=naive",
+        "trainer.project_name=" + "x" * 300,
+    ]
+    assert main(["check", " ".join(["python3 -m verl.trainer.main_ppo", *keys])]) in (0, 1)
+    assert_names(capsys.readouterr().out, "reward.reward_manager.name=naive and reward_model.reward_manager=dapo")
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.sh").write_bytes(b"\xff\xfe")
+    assert main(["check", str(tmp_path / "run.sh")]) == 2
+    assert_names(capsys.readouterr().err, str(tmp_path / "run.sh"), "UTF-8")
+
+
+@pytest.mark.usefixtures("no_process")
 def test_a_script_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "run.sh"
     script.write_text(SCRIPT.replace("name=vllm", "name=embedded"))

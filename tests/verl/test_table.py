@@ -1273,6 +1273,8 @@ def test_entries_of_one_mapping_are_equal_or_refused() -> None:
         ("async_training.trigger_parameter_sync_step", 2.5),
         ("async_training.staleness_threshold", float("nan")),
         ("trainer.logger", ["console", "wandbb"]),
+        (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", "two"),
+        (f"{ACTOR}.megatron.tensor_model_parallel_size", "two"),
     ],
     ids=str,
 )

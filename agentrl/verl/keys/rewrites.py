@@ -455,8 +455,7 @@ def overlapping(bound: int, every: int, depth: int | None = None) -> dict[str, J
 def staleness_of(values: Values) -> int:
     """Return how many versions old a token may be in verl's fully asynchronous trainer. Raises Refusal."""
     threshold = values.get("async_training.staleness_threshold", 0.1)
-    is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-    if not is_number or not 0 <= threshold < math.inf:
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold < math.inf:
         raise Refusal(f"expected a number of at least 0 for async_training.staleness_threshold, found {threshold!r}")
     return math.ceil(round(period_of(values) * (1 + threshold), 9)) - 1
 
@@ -763,9 +762,9 @@ def shards(role: str, key: str) -> Translate:
     def translate(value: JSON, values: Values) -> dict[str, JSON]:
         ranks = number(values, "trainer.nnodes", 1) * number(values, "trainer.n_gpus_per_node", 1)
         rank = number(values, f"{MODEL}.lora_rank", 0) or number(values, f"{MODEL}.lora.rank", 0)
-        sequence = number(values, f"{role}.megatron.context_parallel_size", 1)
-        fits = isinstance(value, int) and value > 1 and ranks % (value * sequence) == 0 and not rank
-        return {key: value} if fits else {}
+        sequence = max(1, number(values, f"{role}.megatron.context_parallel_size", 1))
+        size = 1 if value is None else whole(value, least=1)
+        return {key: size} if size > 1 and ranks % (size * sequence) == 0 and not rank else {}
 
     return translate
 
@@ -785,7 +784,8 @@ def sequence_ranks(key: str) -> Translate:
 
     def translate(value: JSON, values: Values) -> dict[str, JSON]:
         ranks = number(values, "trainer.nnodes", 1) * number(values, "trainer.n_gpus_per_node", 1)
-        return {key: value} if isinstance(value, int) and value > 1 and ranks % value == 0 else {}
+        size = 1 if value is None else whole(value, least=1)
+        return {key: size} if size > 1 and ranks % size == 0 else {}
 
     return translate
 
@@ -1044,10 +1044,9 @@ def _reward_servers(values: Values) -> dict[str, JSON]:
     found = {key: value for key, value in GENERATIVE.items() if key not in values}
     servers = "reward_model.rollout"
     if not values.get(f"{servers}.server_urls"):
-        found[f"{servers}.tensor_model_parallel_size"] = (
-            _of_reward_model("rollout.tensor_model_parallel_size", values) or 2
-        )
-        found[f"{servers}.gpu_memory_utilization"] = _of_reward_model("rollout.gpu_memory_utilization", values) or 0.5
+        for name, default in (("tensor_model_parallel_size", 2), ("gpu_memory_utilization", 0.5)):
+            given = _of_reward_model(f"rollout.{name}", values)
+            found[f"{servers}.{name}"] = default if given is None else given
         own: dict[str, JSON] = {}
         is_sglang = engine_here(_of_reward_model("rollout.name", values)) == "sglang"
         for section in ("reward.reward_model", "reward_model") if is_sglang else ():
