@@ -13,12 +13,22 @@ from agentrl.openai_api.history import Digest, digest_after, digests_of
 from agentrl.openai_api.request import ChatRequest, as_templates_take
 from agentrl.openai_api.system_turns import placed_turns
 from agentrl.openai_api.wire import Reading
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 from agentrl.trajectory.picture import pictures_in
 
 LONG_BODY = 64 << 10
 """Bytes of a request from which it is read, rendered and encoded off the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Body of a request, parsed."""
+
+    value: JSON
+    long: bool
+    """True: it has more than LONG_BODY bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +59,12 @@ class Asked:
         return _with_beginning(self.digests[-1], self.begun)
 
 
-def read(body: bytes, dialect: Dialect, reading: Reading, kept: Kept, chat: Chat, most_characters: int | None) -> Asked:
+def read(body: Body, dialect: Dialect, reading: Reading, kept: Kept, chat: Chat, most_characters: int | None) -> Asked:
     """Read a request; blanks are only told from text where there are more characters than `most_characters`.
 
     Raises ApiError.
     """
-    request = dialect.read(body, reading, kept)
+    request = dialect.read(body.value, reading, kept)
     messages = _with_names([message.to_message() for message in request.messages])
     if not reading.strict:
         messages, is_changed = placed_turns(messages, chat)
@@ -66,7 +76,7 @@ def read(body: bytes, dialect: Dialect, reading: Reading, kept: Kept, chat: Chat
     if most_characters is not None and characters > most_characters:
         characters = sum(len("".join(text.split())) for text in texts)
     tools = request.declared_tools
-    long = len(body) > LONG_BODY or any(pictures_in(messages))  # Small files may hold many pixels.
+    long = body.long or any(pictures_in(messages))  # Small files may hold many pixels.
     begun, later = (request.begun, request.later) if isinstance(request, Translated) else ("", ())
     further = as_templates_take(cast(Sequence[ToolSchema], later))
     return Asked(

@@ -22,7 +22,7 @@ class ChatCompletions:
     api: Api = "chat"
     path = "v1/chat/completions"
 
-    def read(self, body: bytes, reading: Reading, kept: Kept) -> ChatRequest:
+    def read(self, body: JSON, reading: Reading, kept: Kept) -> ChatRequest:
         return read_request(body, reading)
 
     def turns(self, answer: JSON, reading: Reading) -> list[ChatMessage]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
 from agentrl.openai_api.completion import Begun, Completion, encoded
@@ -15,7 +15,6 @@ from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.fields import Api
 from agentrl.openai_api.request import (
     MAX_MESSAGES,
-    MAX_TOOLS,
     ChatMessage,
     ChatRequest,
     ChosenFunction,
@@ -37,6 +36,15 @@ KEEP_ALIVE = b": generating\n\n"
 
 
 @dataclass(frozen=True, slots=True)
+class Offered:
+    """A tool as the client declared it, by the name that the policy calls it by."""
+
+    kind: str
+    name: str
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """Conversation that a session keeps, so that a later request sends only the messages after it."""
 
@@ -45,6 +53,8 @@ class Conversation:
     tools: Tools | None = None
     later: Sequence[dict[str, object]] = ()
     """Functions that were declared behind the beginning, if at all."""
+    offered: Mapping[str, Offered] = field(default_factory=dict)
+    """Tools as the client declared them, by the name that the policy calls them by, where an API has other forms."""
 
 
 Kept = Mapping[str, Conversation]
@@ -59,8 +69,8 @@ class Dialect(Protocol):
     path: str
     """Its route below a session's address."""
 
-    def read(self, body: bytes, reading: Reading, kept: Kept) -> ChatRequest:
-        """Translate a request. Raises ApiError that names the field which is wrong or not supported."""
+    def read(self, body: JSON, reading: Reading, kept: Kept) -> ChatRequest:
+        """Translate a request, which is JSON. Raises ApiError that names the field which is wrong or not supported."""
         ...
 
     def turns(self, answer: JSON, reading: Reading) -> list[ChatMessage]:
@@ -99,6 +109,8 @@ class Translated(ChatRequest):
     """Beginning of the answer, which the policy continues."""
     later: Sequence[dict[str, object]] = ()
     """Functions that the policy may call, and that its prompt declares behind its beginning, if at all."""
+    offered: Mapping[str, Offered] = {}
+    """Tools as the client declared them, by the name that the policy calls them by."""
     places: Mapping[str, str] = {}
     """Places of fields in the client's request, where they have another name there."""
     carries_reasoning: ClassVar[bool] = True
@@ -125,9 +137,6 @@ def checked(request: Translated, placed: Sequence[Placed]) -> Translated:
         path = placed[MAX_MESSAGES].path
         message = f"{path}: expected at most {MAX_MESSAGES:,} messages, each result of a tool counted as one."
         raise ApiError(400, message, param=path, code="invalid_value")
-    if (number := len(request.tools or ())) > MAX_TOOLS:
-        message = f"tools: expected at most {MAX_TOOLS}, those of namespaces counted, found {number:,}."
-        raise ApiError(400, message, param="tools", code="invalid_value")
     check_conversation(request.messages, lambda index, field: placed[index].path)
     check_tools(request, "name")
     check_format(request)
@@ -142,8 +151,12 @@ def function(name: str, description: str | None, parameters: Mapping[str, object
 
 def functions_text(functions: Sequence[object]) -> str:
     """Write declarations of functions for a place after the prompt, as programs describe them to the policy."""
-    lines = [f"<function>{json.dumps(one, ensure_ascii=False)}</function>" for one in functions]
-    return "\n".join(["<functions>", *lines, "</functions>"])
+    return "\n".join(["<functions>", *map(function_line, functions), "</functions>"])
+
+
+def function_line(function: object) -> str:
+    """Write one declaration there, on a line of its own."""
+    return f"<function>{json.dumps(function, ensure_ascii=False)}</function>"
 
 
 def named(name: str) -> NamedChoice:

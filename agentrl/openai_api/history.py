@@ -47,11 +47,9 @@ class History(Generic[Owner]):
         """Store a checkpoint under the digest of its messages."""
         self._known.setdefault(digest, []).append(checkpoint)
 
-    def remove(self, checkpoint: Checkpoint[Owner]) -> None:
-        """Remove a checkpoint whose messages are in no transcript any more."""
-        for places in self._known.values():
-            if checkpoint in places:
-                places.remove(checkpoint)
+    def remove(self, digest: Digest, checkpoint: Checkpoint[Owner]) -> None:
+        """Remove a checkpoint whose messages, which have the digest, are in no transcript any more."""
+        self._known[digest].remove(checkpoint)
 
     def items(self) -> Iterable[tuple[Digest, Sequence[Checkpoint[Owner]]]]:
         """Return all checkpoints with the digests of their messages."""
@@ -115,8 +113,12 @@ def _without_system(messages: Sequence[Message], keys: list[Digest]) -> list[Dig
 def digests_of(messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[Digest]:
     """Digest the tools alone, and with the first, the first two, ... messages: len(messages) + 1 digests."""
     digests, defaults = [_digest(b"", tools or None)], defaults_of(tools or ())
+    calls = dict[str, int]()
     for message in messages:
-        digests.append(digest_after(digests[-1], message, defaults))
+        if message["role"] == "assistant":
+            calls = {call.get("id", ""): number for number, call in enumerate(message.get("tool_calls", ()))}
+        answered = calls.get(message.get("tool_call_id", "")) if message["role"] == "tool" else None
+        digests.append(digest_after(digests[-1], message, defaults, answered=answered))
     return digests
 
 
@@ -136,7 +138,12 @@ def defaults_of(tools: Sequence[ToolSchema], *, doubles: bool = True) -> Default
 
 
 def digest_after(
-    before: Digest, message: Message, defaults: Defaults = MappingProxyType({}), *, doubles: bool = True
+    before: Digest,
+    message: Message,
+    defaults: Defaults = MappingProxyType({}),
+    *,
+    answered: int | None = None,
+    doubles: bool = True,
 ) -> Digest:
     """Digest a message that follows `before`. Two messages are the same when role, text and calls are.
 
@@ -144,6 +151,7 @@ def digest_after(
     out: programs write defaults into the calls that they send back. The ids of assistant turns' calls are names that
     clients may replace, and most clients do not send reasoning back: both are left out.
 
+    answered: number of the call that a tool's message answers, of the turn before, which stands for its id.
     doubles: integers above 2^53 are the same where they are the same double, as clients send them back. Otherwise each
     is a number of its own.
     """
@@ -156,7 +164,7 @@ def digest_after(
             }
         calls.append([name, arguments])
     named = None if message["role"] in ("assistant", "tool") else message.get("name")
-    return _digest(before, [message["role"], message["content"], calls, named])
+    return _digest(before, [message["role"], message["content"], calls, named, answered])
 
 
 def _digest(before: Digest, value: object) -> Digest:

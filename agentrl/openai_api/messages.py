@@ -22,6 +22,7 @@ from agentrl.openai_api.dialect import (
     checked,
     event,
     function,
+    function_line,
     functions_text,
     named,
 )
@@ -31,7 +32,6 @@ from agentrl.openai_api.images import Image
 from agentrl.openai_api.request import (
     MAX_MESSAGES,
     MAX_STOPS,
-    MAX_TOOLS,
     ChatMessage,
     ChatRequest,
     Name,
@@ -44,7 +44,7 @@ from agentrl.openai_api.request import (
     Tools,
     content_kind,
 )
-from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, kind_of, read_body, tagged, validated
+from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, kind_of, tagged, validated
 from agentrl.openai_api.writer import EventWriter, pieces
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message
@@ -312,7 +312,7 @@ class MessagesRequest(Wire):
     max_tokens: int | None = Field(None, ge=1)
     messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: Texts | None = None
-    tools: list[AnyTool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[AnyTool] | None = None
     tool_choice: Choice | None = None
     stop_sequences: list[Stop] | None = Field(None, max_length=MAX_STOPS)
     stream: bool | None = None
@@ -328,8 +328,8 @@ class Messages:
     api: Api = "messages"
     path = "v1/messages"
 
-    def read(self, body: bytes, reading: Reading, kept: Kept) -> ChatRequest:
-        asked = read_body(body, MessagesRequest, reading)
+    def read(self, body: JSON, reading: Reading, kept: Kept) -> ChatRequest:
+        asked = validated(body, MessagesRequest, reading)
         before = _continued(asked, kept)
         placed = [Placed(message, "thread.previous_message_id") for message in before.messages]
         if text := _system(asked.system):
@@ -534,9 +534,9 @@ def _declared(tools: Sequence[Tool | ClientTool | DroppedTool], reading: Reading
 
 def _later_of(before: Conversation) -> Later:
     """Return the deferred tools of a conversation that continues."""
-    said = "\n".join(content_text(message.to_message()["content"]) for message in before.messages)
+    said = {line for message in before.messages for line in content_text(message.shown).split("\n")}
     functions = [cast(dict[str, object], one["function"]) for one in before.later]
-    hidden: dict[str, object] = {str(one["name"]): one for one in functions if functions_text([one]) not in said}
+    hidden: dict[str, object] = {str(one["name"]): one for one in functions if function_line(one) not in said}
     return Later(list(before.later), hidden)
 
 

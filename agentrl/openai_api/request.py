@@ -12,7 +12,6 @@ from typing import Annotated, ClassVar, Literal, cast
 import jsonschema_rs
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -29,14 +28,15 @@ from agentrl.chat.message import parse_json
 from agentrl.errors import first_line
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.images import Image
-from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, read_body, short, tagged
+from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, short, tagged, validated
 from agentrl.system.json_value import JSON, as_object
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 from agentrl.trajectory.picture import image_part
 
 MAX_MESSAGES = 2048
-MAX_TOOLS = 128
+MAX_TOOLS = 2048
+"""Tools of a request, found ones and those of namespaces counted: programs with many MCP servers have hundreds."""
 MAX_STOPS = 16
 
 Place = Callable[[int, str], str]
@@ -172,9 +172,11 @@ class ChatMessage(Wire):
         return message
 
 
-def _as_schema(schema: JSON) -> JSON:
-    """Write a JSON schema that is true or false, as MCP servers in Go and Rust do, as templates take schemas."""
-    return ({} if schema else {"not": {}}) if isinstance(schema, bool) else schema
+Property = Annotated[
+    Annotated[bool, Tag(":bool")] | Annotated[dict[str, object], Tag(":object")],
+    Discriminator(lambda schema: ":bool" if isinstance(schema, bool) else ":object"),
+]
+"""JSON schema of one parameter; MCP servers in Go and Rust write `true` for any value."""
 
 
 class Parameters(Wire):
@@ -183,7 +185,7 @@ class Parameters(Wire):
     model_config = ConfigDict(extra="allow")
 
     type: Literal["object"] | None = None
-    properties: dict[str, Annotated[dict[str, object], BeforeValidator(_as_schema)]] | None = None
+    properties: dict[str, Property] | None = None
     required: list[str] | None = None
 
 
@@ -259,7 +261,7 @@ class AllowedFunctions(Wire):
 
     apis, place = "chat", "tool_choice.allowed_tools"
     mode: Literal["auto", "required"]
-    tools: list[NamedChoice] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: list[NamedChoice] = Field(min_length=1)
 
 
 class AllowedChoice(Wire):
@@ -385,7 +387,7 @@ class ChatRequest(Wire):
     apis, place = "chat", "request"
     model: str = Field("policy", max_length=256)
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    tools: list[DeclaredTool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[DeclaredTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -460,12 +462,15 @@ class ChatRequest(Wire):
 
 
 def as_templates_take(functions: Iterable[ToolSchema]) -> list[ToolSchema]:
-    """Write tools without null fields, and with parameters, which chat templates take for granted."""
+    """Write tools without null fields, with parameters, and with schemas that are objects, as chat templates need."""
     declared: list[ToolSchema] = []
     for tool in functions:
         function = cast(tools.FunctionSchema, {k: v for k, v in tool["function"].items() if v is not None})
         parameters = function.setdefault("parameters", {"type": "object"})
-        properties = {name: _as_schema(one) for name, one in as_object(parameters.get("properties")).items()}
+        properties: dict[str, JSON] = {
+            name: ({} if one else {"not": {}}) if isinstance(one, bool) else one
+            for name, one in as_object(parameters.get("properties")).items()
+        }
         function["parameters"] = {**parameters, "properties": properties}
         declared.append({"type": "function", "function": function})
     return declared
@@ -478,9 +483,9 @@ def chosen_names(choice: str | NamedChoice | AllowedChoice | None) -> list[str]:
     return [one.function.name for one in choice.allowed_tools.tools] if isinstance(choice, AllowedChoice) else []
 
 
-def read_request(body: bytes, reading: Reading) -> ChatRequest:
-    """Parse a request. Raises ApiError naming the field that is wrong or not supported."""
-    request = read_body(body, ChatRequest, reading)
+def read_request(body: JSON, reading: Reading) -> ChatRequest:
+    """Read a request. Raises ApiError naming the field that is wrong or not supported."""
+    request = validated(body, ChatRequest, reading)
     check_conversation(request.messages)
     check_tools(request)
     check_format(request)
@@ -555,10 +560,17 @@ def _refusal(place: Place, index: int, field: str, problem: str) -> ApiError:
 
 
 def check_tools(request: ChatRequest, named: str = "function.name") -> None:
-    """Raise ApiError for a name that is declared twice, and for a forced call of no declared tool.
+    """Raise ApiError for too many tools, a name that is declared twice, and a forced call of no declared tool.
 
     `named`: path of a tool's name in its declaration.
     """
+    known_names = dict.fromkeys(request.callable_names)
+    if (number := len(known_names)) > MAX_TOOLS:
+        message = (
+            f"tools: expected at most {MAX_TOOLS:,}, found ones and those of namespaces counted, found {number:,}; "
+            "leave out tools that the task does not need, e.g. MCP servers in the program's settings."
+        )
+        raise ApiError(400, message, param="tools", code="invalid_value")
     names = dict[str, None]()
     for index, tool in enumerate(request.tools or ()):
         if isinstance(tool, Dropped):
@@ -569,7 +581,6 @@ def check_tools(request: ChatRequest, named: str = "function.name") -> None:
             raise ApiError(400, f"{param}: {name!r} is declared twice.", param=param, code="invalid_value")
         names[name] = None
     choice = request.tool_choice
-    known_names = dict.fromkeys(request.callable_names)
     if choice == "required" and not known_names:
         raise ApiError(400, "tool_choice='required' needs tools.", param="tool_choice", code="invalid_value")
     if (wrong := next((one for one in chosen_names(choice) if one not in known_names), None)) is not None:

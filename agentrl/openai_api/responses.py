@@ -6,7 +6,6 @@ import base64
 import binascii
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal, cast
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo
@@ -15,7 +14,9 @@ from agentrl.chat.message import content_text
 from agentrl.openai_api.chat_completions import openai_error
 from agentrl.openai_api.completion import Begun, Completion
 from agentrl.openai_api.dialect import (
+    Conversation,
     Kept,
+    Offered,
     Placed,
     Translated,
     assistant,
@@ -29,7 +30,6 @@ from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.fields import Api, row_of
 from agentrl.openai_api.images import Image
 from agentrl.openai_api.request import (
-    MAX_TOOLS,
     AllowedChoice,
     AllowedFunctions,
     ChatMessage,
@@ -45,12 +45,12 @@ from agentrl.openai_api.request import (
 from agentrl.openai_api.responses_tools import (
     AnyTool,
     Declared,
-    Offered,
     arguments_of,
+    call_of,
     flat,
     search_is_ours,
 )
-from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, read_body, short, tagged, validated
+from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, short, tagged, validated
 from agentrl.openai_api.writer import EventWriter, pieces
 from agentrl.system.json_value import JSON
 
@@ -165,7 +165,7 @@ class FoundToolsItem(Wire):
     type: Literal["tool_search_output", "additional_tools"]
     call_id: str | None = None
     role: str | None = None
-    tools: list[AnyTool] = Field(max_length=MAX_TOOLS)
+    tools: list[AnyTool]
 
 
 class ReasoningItem(Wire):
@@ -244,7 +244,7 @@ class AllowedTools(Wire):
     apis, place = "responses", "tool_choice"
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: list[NamedTool] = Field(min_length=1)
 
 
 ToolChoice = Annotated[
@@ -281,7 +281,7 @@ class ResponsesRequest(Wire):
     input: Input
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[AnyTool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[AnyTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1)
@@ -298,33 +298,26 @@ class Output(Wire):
     output: list[Item]
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A request as it was, for answers that repeat parts of it."""
-
-    asked: ResponsesRequest
-    offered: Mapping[str, Offered]
-
-
 class Responses:
     """The dialect of POST responses."""
 
     api: Api = "responses"
     path = "v1/responses"
 
-    def read(self, body: bytes, reading: Reading, kept: Kept) -> ChatRequest:
-        asked = read_body(body, ResponsesRequest, reading)
+    def read(self, body: JSON, reading: Reading, kept: Kept) -> ChatRequest:
+        asked = validated(body, ResponsesRequest, reading)
         tools = asked.tools or ()
-        declared = Declared(reading.drop)
+        before = _continued(asked, kept)
+        # Tools that earlier searches found stay; `tools` are declared with each request.
+        declared = Declared(reading.drop, dict(before.offered), list(before.later))
         functions: Tools = list(declared.functions(tools, deferred=not search_is_ours(tools)))
-        before = [Placed(message, "previous_response_id") for message in _continued(asked, kept)]
         if isinstance(asked.input, str):
             new = [Placed(ChatMessage(role="user", content=asked.input), "input")]
         else:
             new = list(_placed(_resolved(asked.input, kept), declared))
         if not asked.input:
             raise ApiError(400, "input: expected at least one item.", param="input", code="invalid_value")
-        carried = [*before, *new]
+        carried = [*(Placed(message, "previous_response_id") for message in before.messages), *new]
         placed = list(carried)
         if asked.instructions:
             placed.insert(0, Placed(ChatMessage(role="system", content=asked.instructions), "instructions"))
@@ -339,8 +332,9 @@ class Responses:
             max_tokens=asked.max_output_tokens,
             stream=asked.stream,
             carried=None if asked.store is False else tuple(one.message for one in carried),
-            given=Given(asked, declared.offered),
+            given=asked,
             later=declared.later,
+            offered=declared.offered,
         )
         return checked(request, placed)
 
@@ -453,17 +447,17 @@ def _more(kind: str) -> dict[str, object]:
     return {"logprobs": []} if kind == "message" else {}
 
 
-def _continued(asked: ResponsesRequest, kept: Kept) -> Sequence[ChatMessage]:
+def _continued(asked: ResponsesRequest, kept: Kept) -> Conversation:
     """Return the conversation that a request continues."""
     if (id := asked.previous_response_id) is None:
-        return ()
+        return Conversation(())
     before = kept.get(id.removeprefix("resp_"))
     if before is None:
         message = (
             f"previous_response_id: this session has kept no answer {id[:80]!r}; answers are kept unless store is false"
         )
         raise ApiError(400, f"{message}.", param="previous_response_id", code="previous_response_not_found")
-    return before.messages
+    return before
 
 
 def _choice(
@@ -594,8 +588,8 @@ def _shown(content: str | Sequence[TextPart | ImagePart]) -> str | list[Part]:
     ]
 
 
-def _given(completion: Begun) -> Given:
-    assert isinstance(completion.request, Translated) and isinstance(completion.request.given, Given)
+def _given(completion: Begun) -> ResponsesRequest:
+    assert isinstance(completion.request, Translated) and isinstance(completion.request.given, ResponsesRequest)
     return completion.request.given
 
 
@@ -605,7 +599,8 @@ def _status(completion: Completion) -> Literal["completed", "incomplete"]:
 
 def _items(completion: Completion) -> Iterator[dict[str, object]]:
     """Make the output's items; where the answer was cut, the last one is incomplete."""
-    message, given, status = completion.message, _given(completion), _status(completion)
+    message, status = completion.message, _status(completion)
+    offered = completion.request.offered if isinstance(completion.request, Translated) else {}
     thought, text = message.get("reasoning_content"), content_text(message["content"])
     calls = bool(message.get("tool_calls"))
     if thought:
@@ -614,7 +609,7 @@ def _items(completion: Completion) -> Iterator[dict[str, object]]:
         yield _item(completion, "message", text, "completed" if calls else status)
     for one in message.get("tool_calls", ()):
         name, arguments = one["function"]["name"], str(one["function"]["arguments"])
-        made = given.offered.get(name, Offered("function", name)).item(arguments)
+        made = call_of(offered.get(name, Offered("function", name)), arguments)
         if made is None:
             made = {"type": "function_call", "name": name, "arguments": arguments}
         yield {"id": f"fc_{one['id']}", "call_id": one["id"], "status": "completed", **made}
@@ -626,7 +621,7 @@ def _item(begun: Begun, kind: str, text: str, status: str) -> dict[str, object]:
         content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
         head = {"type": "message", "id": f"msg_{begun.id}", "role": "assistant"}
         return {**head, "content": content, "status": status}
-    is_sealed = bool(text) and ENCRYPTED in (_given(begun).asked.include or ())
+    is_sealed = bool(text) and ENCRYPTED in (_given(begun).include or ())
     return {
         "type": "reasoning",
         "id": f"rs_{begun.id}",
@@ -638,7 +633,7 @@ def _item(begun: Begun, kind: str, text: str, status: str) -> dict[str, object]:
 
 
 def _response(completion: Begun, status: str, items: list[dict[str, object]]) -> dict[str, object]:
-    asked = _given(completion).asked
+    asked = _given(completion)
     usage: dict[str, object] | None = None
     if isinstance(completion, Completion) and status != "in_progress":
         prompt, sampled = len(completion.prompt_ids), len(completion.ids)

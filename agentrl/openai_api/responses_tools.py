@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field, Tag
+from pydantic import Tag
 
-from agentrl.openai_api.dialect import function
+from agentrl.openai_api.dialect import Offered, function
 from agentrl.openai_api.fields import PROVIDER
-from agentrl.openai_api.request import MAX_TOOLS, Name, Schema
+from agentrl.openai_api.request import Name, Schema
 from agentrl.openai_api.wire import DROPPED, Dropped, Wire, tagged
 
 FREE = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
@@ -62,7 +62,7 @@ class Namespace(Wire):
     type: Literal["namespace"]
     name: Name
     description: str | None = None
-    tools: list[Inner] = Field(max_length=MAX_TOOLS)
+    tools: list[Inner]
 
 
 AnyTool = Annotated[
@@ -78,30 +78,6 @@ AnyTool = Annotated[
         kind="tool_search local_shell shell apply_patch",
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """A tool as the client declared it, by the name that the policy calls it by."""
-
-    kind: str
-    name: str
-    namespace: str | None = None
-
-    def item(self, arguments: str) -> dict[str, object] | None:
-        """Write a call's members; None where the policy wrote what such a tool does not take."""
-        where = {} if self.namespace is None else {"namespace": self.namespace}
-        if self.kind == "function":
-            return {"type": "function_call", "name": self.name, **where, "arguments": arguments}
-        value = _object(arguments)
-        if self.kind == "custom":
-            text = value.get("input") if value is not None and len(value) == 1 else None
-            made = {"type": "custom_tool_call", "name": self.name, **where, "input": text}
-            return made if isinstance(text, str) else None
-        if value is None:
-            return None
-        kind = KINDS[self.kind]
-        return {"type": f"{self.kind}_call", **kind.more, kind.member: {**kind.within, **value}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +129,22 @@ KINDS = {
 """Tools that a client runs, by kind, for the policy, which never learnt them."""
 PLAIN = "functions"
 """Namespace of tools that a client declares in none."""
+
+
+def call_of(tool: Offered, arguments: str) -> dict[str, object] | None:
+    """Write the members of a call of a tool; None where the policy wrote what such a tool does not take."""
+    where = {} if tool.namespace is None else {"namespace": tool.namespace}
+    if tool.kind == "function":
+        return {"type": "function_call", "name": tool.name, **where, "arguments": arguments}
+    value = _object(arguments)
+    if tool.kind == "custom":
+        text = value.get("input") if value is not None and len(value) == 1 else None
+        made = {"type": "custom_tool_call", "name": tool.name, **where, "input": text}
+        return made if isinstance(text, str) else None
+    if value is None:
+        return None
+    kind = KINDS[tool.kind]
+    return {"type": f"{tool.kind}_call", **kind.more, kind.member: {**kind.within, **value}}
 
 
 def flat(name: str, namespace: str | None) -> str:

@@ -346,8 +346,11 @@ class _Places:
 
 
 def _as_text(message: Message) -> Message:
-    """An assistant's message in one form, whether it was given or sampled."""
-    return {**message, "content": content_text(message["content"])} if message["role"] == "assistant" else message
+    """A message in one form, whether it was given or sampled."""
+    if message["role"] == "assistant":
+        return {**message, "content": content_text(message["content"])}
+    # Ids are the policy's own here, and the client's there.
+    return {**message, "tool_call_id": ""}
 
 
 class _Text:

@@ -28,7 +28,7 @@ from agentrl.chat import AssistantMessage
 from agentrl.chat.message import content_text
 from agentrl.engines.contract import FinishReason
 from agentrl.openai_api.agent_task import MOST_NUMBERS
-from agentrl.openai_api.asked import LONG_BODY, Asked, read
+from agentrl.openai_api.asked import LONG_BODY, Asked, Body, read
 from agentrl.openai_api.branches import Branch, Branches, beginning
 from agentrl.openai_api.completion import Begun, Completion, assistant_message
 from agentrl.openai_api.dialect import Conversation, Dialect, Kept, Translated
@@ -37,7 +37,7 @@ from agentrl.openai_api.history import Checkpoint, Digest, History, defaults_of,
 from agentrl.openai_api.live import Live
 from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
 from agentrl.openai_api.selection import Answer, Given, SessionTranscript
-from agentrl.openai_api.wire import Reading
+from agentrl.openai_api.wire import Reading, parsed
 from agentrl.system.delivery import Delivery
 from agentrl.system.threads import OwnThread
 from agentrl.tool import ErrorKind, ToolSchema
@@ -140,7 +140,7 @@ class Session:
         """
         self.called.set()
         try:
-            asked = asked or await self.read(body, dialect, self.kept)
+            asked = asked or await self.read(await self.parse(body), dialect, self.kept)
             call = await self._placed(asked, delivery)
         except ApiError:
             raise
@@ -179,7 +179,7 @@ class Session:
 
         Nothing is recorded. Raises ApiError.
         """
-        asked = await self.read(body, dialect, self.kept)
+        asked = await self.read(await self.parse(body), dialect, self.kept)
         self.check_open()
         self.check_asked(asked)
         return await self.branches.prompt_tokens(asked)
@@ -273,11 +273,15 @@ class Session:
                     recorded = episode.last_message
                     branch.answers.append(replace(answers[-1], end=end, message=part, recorded=recorded, is_part=True))
 
-    async def read(self, body: bytes, dialect: Dialect, kept: Kept) -> Asked:
+    async def parse(self, body: bytes) -> Body:
+        """Parse the body of a request. Raises ApiError."""
+        long = len(body) > LONG_BODY
+        return Body(await self.work(long, parsed, body), long)
+
+    async def read(self, body: Body, dialect: Dialect, kept: Kept) -> Asked:
         """Read a request that may continue the conversations in `kept`. Raises ApiError."""
         reading, chat = Reading(dialect.api, self._strict), self.episode.context.chat
-        given = (body, dialect, reading, kept, chat, self._most_characters)
-        return await self.work(len(body) > LONG_BODY, read, *given)
+        return await self.work(body.long, read, body, dialect, reading, kept, chat, self._most_characters)
 
     async def work(self, long: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function without state of the session, off the event loop where that may take long."""
@@ -494,7 +498,9 @@ class Session:
         self._note_answer(call, start, message, completion.id)
         if isinstance(request, Translated) and request.carried is not None:
             answer = ChatMessage.model_validate(_whole(call.asked.begun, message))
-            self.kept[completion.id] = Conversation([*request.carried, answer], request.tools, request.later)
+            self.kept[completion.id] = Conversation(
+                [*request.carried, answer], request.tools, request.later, request.offered
+            )
         return completion
 
     def _note_answer(self, call: Call, start: int, message: Message, id: str = "") -> None:

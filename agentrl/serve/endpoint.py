@@ -13,7 +13,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import NamedTuple, NoReturn
 
@@ -26,7 +26,7 @@ from agentrl.agent_loop.base import Episode
 from agentrl.chat import Chat
 from agentrl.errors import DataError
 from agentrl.openai_api.agent_task import LARGEST, MODEL
-from agentrl.openai_api.asked import LONG_BODY, Asked
+from agentrl.openai_api.asked import Asked
 from agentrl.openai_api.dialect import Conversation, Dialect
 from agentrl.openai_api.endpoint import (
     COUNT_TOKENS,
@@ -234,18 +234,20 @@ class LiveEndpoint(Endpoint):
     async def _read(self, body: bytes, request: Request) -> tuple[Asked, _Claim]:
         """Read a request, and what it says of its session. No session begins by it. Raises ApiError."""
         dialect = dialect_of(request)
-        claim = await self._reader.work(len(body) > LONG_BODY, _claim_in, body, request.headers.get(HEADER))
         kept: dict[str, Conversation] = {}
-        async with self.moving:
-            self._check_open()
-            if (claimed := self._claimed(claim)) is not None and claimed.goes_on:
-                kept |= (await self._bring(claimed.id)).kept
         try:
-            asked = await self._reader.read(body, dialect, kept)
+            told = await self._reader.parse(body)
+            claim = _claim_in(as_object(told.value), request.headers.get(HEADER))
+            async with self.moving:
+                self._check_open()
+                if (claimed := self._claimed(claim)) is not None and claimed.goes_on:
+                    kept |= (await self._bring(claimed.id)).kept
+            asked = await self._reader.read(told, dialect, kept)
             self._reader.check_asked(asked)
         except ApiError as error:
-            error.message += await elsewhere(body, dialect)
-            self._refused(self._reader, error, dialect)
+            if error.status == 400:
+                error.message += await elsewhere(body, dialect)
+                self._refused(self._reader, error, dialect)
             raise
         return asked, claim
 
@@ -421,12 +423,8 @@ class LiveEndpoint(Endpoint):
         return session, float(value), texts["id"], texts["comment"]
 
 
-def _claim_in(body: bytes, name: str | None) -> _Claim:
+def _claim_in(told: Mapping[str, JSON], name: str | None) -> _Claim:
     """Read what a request says of its session. `name`: its header, which counts before its body."""
-    try:
-        told = as_object(from_json(body))
-    except ValueError:  # of which `read` says what is wrong
-        told = {}
     answer = told.get("previous_response_id") or as_object(told.get("thread")).get("previous_message_id")
     return _Claim(name or as_object(told.get("metadata")).get("session_id"), answer)
 

@@ -106,7 +106,7 @@ class LiveSession(Session):
                 continue
             # Its client asks again, so it did not get the answer.
             if branch.tip is not None:
-                self.branches.history.remove(branch.tip)
+                self.branches.history.remove(branch.digest, branch.tip)
             self._take_back([branch])
             self.turns -= 1
             branch.tip, branch.digest = place, asked.digest

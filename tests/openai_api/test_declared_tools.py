@@ -6,16 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agentrl.chat import Chat
+from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.history import digests_of
 from agentrl.openai_api.messages import Messages
 from agentrl.openai_api.wire import Reading
 from tests.agent_loop.conftest import call
 from tests.chat import templates
 from tests.chat.vocabularies import QWEN, save_tokenizer
-from tests.naming import assert_names
+from tests.naming import assert_names, naming
 from tests.openai_api.conftest import ADD, scripted
 from tests.openai_api.programs import FUNCTION, MessagesProgram, ResponsesProgram
 from tests.openai_api.test_record import recorded, said
@@ -133,6 +135,45 @@ async def test_tools_that_a_search_found_are_declared_behind_the_prompt(chat: Ch
         assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
 
 
+async def test_tools_that_a_search_found_stay_under_a_previous_response(chat: Chat) -> None:
+    """Their namespaces, too, though the client sends neither them nor their search again."""
+    texts = [call("tool_search", query="add"), "ok", call("later__add", a=1)]
+    async with scripted(chat, texts) as (service, _), service.session() as open, httpx.AsyncClient() as client:
+
+        async def ask(input: Any, before: Any = None) -> Any:
+            body = {"tools": [SEARCH], "input": input, "previous_response_id": before and before["id"]}
+            answer = await client.post(f"{open.base_url}/responses", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        first = await ask("Hi")
+        found = {"type": "tool_search_output", "execution": "client", "tools": [LATER]}
+        second = await ask([{**found, "call_id": first["output"][0]["call_id"]}], first)
+        (made,) = (await ask("Add.", second))["output"]
+        assert (made["name"], made["namespace"], made["arguments"]) == ("add", "later", '{"a": 1}')
+
+
+async def test_tools_that_are_found_together_are_declared_once_in_a_thread(chat: Chat) -> None:
+    sub = {**ADD_LATER, "name": "sub", "description": "Take away."}
+    texts = [call("ToolSearch", query="x"), call("ToolSearch", query="x"), "ok"]
+    async with scripted(chat, texts) as (service, engine), service.session() as open, httpx.AsyncClient() as client:
+
+        async def ask(thread: Any, content: Any, **more: Any) -> Any:
+            body = {"max_tokens": 99, "thread": thread, "messages": [{"role": "user", "content": content}], **more}
+            answer = await client.post(f"{open.base_url}/messages", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        said = await ask({"type": "create"}, "Hi", tools=[FIND, ADD_LATER, sub])
+        found = [{"type": "tool_reference", "tool_name": name} for name in ("add", "sub")]
+        for _ in texts[1:]:
+            result = {"type": "tool_result", "tool_use_id": said["content"][0]["id"], "content": found}
+            said = await ask({"type": "continue", "previous_message_id": said["id"]}, [result])
+        ((*_, prompt),) = engine.prompts.values()
+        shown = chat.decode(prompt)
+        assert (shown.count("Add two."), shown.count("Take away.")) == (1, 1)
+
+
 async def test_without_a_search_of_the_clients_deferred_tools_are_in_the_prompt(chat: Chat) -> None:
     server_side = {**SEARCH, "execution": "server"}
     async with scripted(chat, ["ok"]) as (service, _), service.session() as open:
@@ -176,7 +217,7 @@ async def test_an_answer_that_must_call_may_call_a_tool_that_was_found(chat: Cha
         assert name == "add"
         agent.more["tool_choice"] = {"type": "tool", "name": "add"}
         body = {**agent.body(), **agent.more, "messages": agent.history[:1]}
-        asked = Messages().read(json.dumps(body).encode(), Reading("messages"), {})
+        asked = Messages().read(body, Reading("messages"), {})
         assert asked.promise is not None and asked.promise.functions == frozenset({"add"})
 
 
@@ -195,6 +236,21 @@ async def test_tools_of_mcp_servers_are_declared_with_long_names_and_schemas_tha
         shown = declared["function"]["parameters"]["properties"]
         assert shown == {"a": {}, "b": {"not": {}}, "c": {"type": "string"}}
         assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
+
+
+def test_as_many_tools_as_programs_with_many_mcp_servers_have_are_taken() -> None:
+    tools = [{"name": f"mcp__server__{number}", "input_schema": {"type": "object"}} for number in range(2048)]
+    body: Any = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools}
+    assert len(Messages().read(body, Reading("messages"), {}).declared_tools) == 2048
+    found = {"tools": [{"name": "one_more", "input_schema": {}, "defer_loading": True}, *tools]}
+    with naming(ApiError, "at most 2,048", "found 2,049", "MCP servers"):
+        Messages().read({**body, **found}, Reading("messages"), {})
+
+
+def test_a_parameter_whose_schema_is_no_schema_is_named_by_its_place() -> None:
+    tool = {"name": "add", "input_schema": {"type": "object", "properties": {"a": True, "b": 5}}}
+    with naming(ApiError, "tools[0].input_schema.properties.b: "):
+        Messages().read({"messages": [{"role": "user", "content": "Hi"}], "tools": [tool]}, Reading("messages"), {})
 
 
 async def test_claude_codes_bill_is_no_part_of_the_prompt(chat: Chat) -> None:

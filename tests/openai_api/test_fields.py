@@ -33,7 +33,7 @@ HINTS = {"reasoning_effort": "low", "verbosity": "low"}
 
 def read(api: str, body: dict[str, Any], *, strict: bool = False) -> tuple[ChatRequest, Reading]:
     reading = Reading(api, strict)  # type: ignore[arg-type]
-    return BY_API[reading.api].read(json.dumps(body).encode(), reading, {}), reading
+    return BY_API[reading.api].read(body, reading, {}), reading
 
 
 def refused(api: str, body: dict[str, Any], *, strict: bool = False) -> ApiError:

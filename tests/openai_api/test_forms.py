@@ -218,7 +218,7 @@ ASSISTANT = {"type": "message", "role": "assistant", "content": [{"type": "outpu
 REASONING = {"type": "reasoning", "id": "r", "summary": []}
 PATCH = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}}
 DECLARED = {"type": "function", **FUNCTION}
-FUNCTIONS = [{**DECLARED, "name": f"f{number}"} for number in range(65)]
+FUNCTIONS = [{**DECLARED, "name": f"f{number}"} for number in range(1025)]
 
 
 def text_format(**format: Any) -> dict[str, Any]:
@@ -315,7 +315,7 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id: "),
     ({"input": [ITEM, {"type": "shell_call", "action": {}}]}, "input[1].call_id: "),
     ({"tools": [{"type": "namespace", "name": "n", "tools": [DECLARED, DECLARED]}]}, "tools[1].name: 'n__add'"),
-    ({"tools": [{"type": "namespace", "name": f"n{k}", "tools": FUNCTIONS} for k in range(2)]}, "at most 128, those"),
+    ({"tools": [{"type": "namespace", "name": f"n{k}", "tools": FUNCTIONS} for k in range(2)]}, "at most 2,048, found"),
     ({"tools": [DECLARED], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.tools"),
     ({"input": None, "messages": [USER]}, "POST v1/chat/completions and POST v1/messages know"),
 ]

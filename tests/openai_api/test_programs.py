@@ -41,7 +41,7 @@ FILLED_IN = {"replace_all": False}
 def rendered(chat: Chat, request: dict[str, Any]) -> list[int]:
     """The prompt that a server renders from a request alone, by the model's own chat template."""
     reading = Reading(DIALECTS[request["path"]].api)
-    asked = DIALECTS[request["path"]].read(json.dumps(request["body"]).encode(), reading, {})
+    asked = DIALECTS[request["path"]].read(request["body"], reading, {})
     messages, _ = placed_turns([message.to_message() for message in asked.messages], chat)
     # The model's template has no branch for developers.
     roles = {"developer": "system"}

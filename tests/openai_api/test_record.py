@@ -12,7 +12,7 @@ from agentrl.chat import Chat, Drift
 from agentrl.engines.contract import EngineError
 from agentrl.openai_api.history import Checkpoint, History, digests_of
 from agentrl.tool import ErrorKind
-from agentrl.trajectory import Message, Status, Trajectory, Transcript
+from agentrl.trajectory import Message, Status, ToolCall, Trajectory, Transcript
 from tests.agent_loop.conftest import call
 from tests.agent_loop.scripted_engine import ScriptedEngine
 from tests.naming import naming
@@ -298,6 +298,23 @@ def test_reasoning_left_out_or_sent_back_is_no_rewrite_but_changed_is(chat: Chat
             answer["reasoning_content"] = reasoning
         talk: list[Message] = [QUESTION, answer, {"role": "user", "content": "and?"}]
         assert len(history.find(talk, digests_of(talk, None))) == found
+
+
+def test_results_that_answer_each_others_calls_are_another_history() -> None:
+    """A client may rename calls, so a result is known by its call's place among them."""
+
+    def talk(first: str, second: str, *answered: str) -> list[Message]:
+        calls: list[ToolCall] = [
+            {"id": id, "type": "function", "function": {"name": "add", "arguments": "{}"}} for id in (first, second)
+        ]
+        results: list[Message] = [{"role": "tool", "content": "5", "tool_call_id": id} for id in answered]
+        return [QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+
+    def digest(*ids: str) -> bytes:
+        return digests_of(talk(*ids), None)[-1]
+
+    assert digest("a", "b", "a", "b") == digest("x", "y", "x", "y") != digest("a", "b", "b", "a")
+    assert digest("a", "b", "a") != digest("a", "b", "b")
 
 
 async def test_a_clients_assistant_text_opens_no_turn_unless_the_policy_sampled_it(chat: Chat) -> None:

@@ -18,7 +18,7 @@ from agentrl.openai_api.dialect import call as made_call
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.messages import Messages
 from agentrl.openai_api.request import ChatMessage, check_conversation, read_request
-from agentrl.openai_api.wire import Reading
+from agentrl.openai_api.wire import Reading, parsed
 from agentrl.trajectory import Trajectory
 from tests.agent_loop.conftest import call
 from tests.naming import Names, assert_names, naming
@@ -126,7 +126,7 @@ async def test_a_clients_default_request_is_answered(chat: Chat, name: str) -> N
 
 def refused(body: object, strict: bool = False) -> ApiError:
     with pytest.raises(ApiError) as told:
-        read_request(body if isinstance(body, bytes) else json.dumps(body).encode(), Reading("chat", strict))
+        read_request(parsed(body if isinstance(body, bytes) else json.dumps(body).encode()), Reading("chat", strict))
     assert told.value.status == 400
     return told.value
 
@@ -161,7 +161,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool("x" * 129)]}, "tools[0].function.name", "invalid_value"),
     ({"tools": [tool("add"), tool("a b")]}, "tools[1].function.name", "invalid_value"),
     ({"tools": [tool("a"), tool("b"), tool("a")]}, "tools[2].function.name", "invalid_value"),
-    ({"tools": [tool(f"f{k}") for k in range(129)]}, "tools", "invalid_value"),
+    ({"tools": [tool(f"f{k}") for k in range(2049)]}, "tools", "invalid_value"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing_required_parameter"),
     ({"tool_choice": "any"}, "tool_choice", "invalid_value"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
@@ -256,7 +256,7 @@ def test_numbers_that_are_none(number: str, place: str) -> None:
 
 def test_what_holds_nothing_asks_for_nothing() -> None:
     empty: dict[str, Any] = {"unknown": None, "prefix": False, "extra": {"a": [None, {}]}, "function_call": None}
-    request = read_request(json.dumps({"messages": [{**QUESTION, **empty}], **empty}).encode(), Reading("chat"))
+    request = read_request({"messages": [{**QUESTION, **empty}], **empty}, Reading("chat"))
     assert request.messages[0].to_message() == QUESTION
 
 
@@ -367,11 +367,11 @@ async def test_an_error_of_our_own_is_a_500_in_openais_shape_and_loses_the_try(
         assert isinstance(open.session.fault, KeyError) and open.session.turns == 0
 
 
-def many_results(count: int) -> bytes:
+def many_results(count: int) -> Any:
     calls = [{"type": "tool_use", "id": f"c{index}", "name": "add", "input": {}} for index in range(count)]
     results = [{"type": "tool_result", "tool_use_id": f"c{index}", "content": "x"} for index in range(count)]
     turns = [("user", "hi"), ("assistant", calls), ("user", results)]
-    return json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]}).encode()
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
 
 def test_results_of_one_turn_are_bounded_as_messages_are(chat: Chat) -> None:

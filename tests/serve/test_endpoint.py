@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from pydantic_core import from_json
 
 from agentrl.agent_loop import LoopContext, LoopLimits
 from agentrl.chat import Chat
@@ -119,6 +120,19 @@ class TestSessions:
             (transcript,) = live.recorded(one).transcripts
             assert len([turn for turn in live.recorded(one).turns if turn.role == "assistant"]) == 3
             assert sum(transcript.mask) == transcript.sampled_length
+
+    async def test_a_body_is_parsed_once(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+        bodies = []
+
+        def counted(body: bytes, **more: Any) -> Any:
+            bodies.append(body)
+            return from_json(body, **more)
+
+        monkeypatch.setattr("agentrl.openai_api.wire.from_json", counted)
+        monkeypatch.setattr("agentrl.serve.endpoint.from_json", counted)
+        async with live.serving():
+            await live.say([user("Hi")])
+        assert len(bodies) == 1
 
     async def test_a_name_is_a_header_or_metadata(self, live: Live) -> None:
         async with live.serving():
