@@ -142,7 +142,9 @@ def _prompt(row: object, place: str) -> list[Mapping[str, object]]:
         )
     if not isinstance(prompt, list) or not all(isinstance(message, Mapping) for message in prompt):
         raise DataError(f"{place}: prompt: expected a list of messages, found {prompt!r:.100}")
-    messages = [{key: value for key, value in message.items() if value is not None} for message in prompt]
+    messages: list[Mapping[str, object]] = [
+        {key: value for key, value in message.items() if value is not None} for message in prompt
+    ]
     try:
         json.dumps(messages)
     except (TypeError, ValueError) as error:
