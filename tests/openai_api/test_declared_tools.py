@@ -239,16 +239,16 @@ async def test_tools_of_mcp_servers_are_declared_with_long_names_and_schemas_tha
 
 
 def test_as_many_tools_as_programs_with_many_mcp_servers_have_are_taken() -> None:
-    tools = [{"name": f"mcp__server__{number}", "input_schema": {"type": "object"}} for number in range(2048)]
+    tools: Any = [{"name": f"mcp__server__{number}", "input_schema": {"type": "object"}} for number in range(2048)]
     body: Any = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools}
     assert len(Messages().read(body, Reading("messages"), {}).declared_tools) == 2048
-    found = {"tools": [{"name": "one_more", "input_schema": {}, "defer_loading": True}, *tools]}
+    found: Any = {"tools": [{"name": "one_more", "input_schema": {}, "defer_loading": True}, *tools]}
     with naming(ApiError, "at most 2,048", "found 2,049", "MCP servers"):
         Messages().read({**body, **found}, Reading("messages"), {})
 
 
 def test_a_parameter_whose_schema_is_no_schema_is_named_by_its_place() -> None:
-    tool = {"name": "add", "input_schema": {"type": "object", "properties": {"a": True, "b": 5}}}
+    tool: Any = {"name": "add", "input_schema": {"type": "object", "properties": {"a": True, "b": 5}}}
     with naming(ApiError, "tools[0].input_schema.properties.b: "):
         Messages().read({"messages": [{"role": "user", "content": "Hi"}], "tools": [tool]}, Reading("messages"), {})
 

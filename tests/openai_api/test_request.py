@@ -256,7 +256,8 @@ def test_numbers_that_are_none(number: str, place: str) -> None:
 
 def test_what_holds_nothing_asks_for_nothing() -> None:
     empty: dict[str, Any] = {"unknown": None, "prefix": False, "extra": {"a": [None, {}]}, "function_call": None}
-    request = read_request({"messages": [{**QUESTION, **empty}], **empty}, Reading("chat"))
+    asked: dict[str, Any] = {**QUESTION, **empty}
+    request = read_request({"messages": [asked], **empty}, Reading("chat"))
     assert request.messages[0].to_message() == QUESTION
 
 

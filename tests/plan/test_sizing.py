@@ -11,15 +11,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    GPTNeoXConfig,
     LlamaConfig,
-    Phi3Config,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
-    Starcoder2Config,
 )
+from transformers.models.gpt_neox.configuration_gpt_neox import GPTNeoXConfig
+from transformers.models.phi3.configuration_phi3 import Phi3Config
+from transformers.models.starcoder2.configuration_starcoder2 import Starcoder2Config
 
 from agentrl.model.packed import hidden_states, use_packed_attention
 from agentrl.plan.counts import counted

@@ -152,7 +152,7 @@ def test_tasks_that_cannot_be_judged_are_not_used(task: str, why: str, monkeypat
 def test_the_suite_and_the_environment_leave_the_same_tasks_out() -> None:
     """The adapter runs in another Python, with nothing of ours; here reasoning-gym need not be installed."""
     adapter = Path(agentrl.__file__).parent / "environments/adapters/reasoning_gym.py"
-    lines = [one for one in ast.parse(adapter.read_text()).body if isinstance(one, ast.Assign)]
+    lines: list[ast.stmt] = [one for one in ast.parse(adapter.read_text()).body if isinstance(one, ast.Assign)]
     found: dict[str, tuple[str, ...]] = {}
     exec(compile(ast.Module(lines, []), str(adapter), "exec"), found)
     assert found["EVALUATED"] == reasoning_gym.EVALUATED
