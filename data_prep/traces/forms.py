@@ -25,7 +25,7 @@ from agentrl.openai_api.history import Defaults, defaults_of
 from agentrl.openai_api.messages import Messages
 from agentrl.openai_api.request import ChatMessage
 from agentrl.openai_api.responses import Responses
-from agentrl.openai_api.wire import Reading
+from agentrl.openai_api.wire import Reading, parsed
 from agentrl.system.json_value import JSON, as_list, as_object
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
@@ -193,7 +193,7 @@ class Reader:
             messages = as_list(body.get("messages"))
             body["messages"] = cast(JSON, [with_our_names(one) if isinstance(one, dict) else one for one in messages])
         check_texts(body.get("input" if logged.api == "responses" else "messages"))
-        request = dialect.read(json.dumps(body).encode(), reading, kept)
+        request = dialect.read(parsed(json.dumps(body).encode()), reading, kept)
         prompt = numbered([plain(message) for message in request.messages])
         instructions = prompt[:1] if logged.body.get("instructions") else []
         later = request.later if isinstance(request, Translated) else ()
