@@ -93,6 +93,7 @@ class Watched(asyncio.Protocol):
     _delivery: Delivery | None = None
     _is_held = False
     """This process held bytes for the client when it last looked."""
+    _is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -101,8 +102,12 @@ class Watched(asyncio.Protocol):
     def watch(self) -> Delivery:
         """Follow the answer to the current request."""
         self._settle(True)  # The answer before, of a client that asked before it had read it.
-        self._delivery = Delivery(self)
-        return self._delivery
+        delivery = Delivery(self)
+        if self._is_lost:  # before the request had its turn; nothing would settle the answer any more
+            delivery.end(False, None, was_read=False)
+        else:
+            self._delivery = delivery
+        return delivery
 
     def is_taken(self) -> bool:
         """Check whether the last answer was sent and no byte of it is known to be unread."""
@@ -159,6 +164,7 @@ class Watched(asyncio.Protocol):
         sent = self.cycle is not None and self.cycle.response_complete
         # The bytes that this process still held are gone, and with them their number.
         is_known = not self._is_held
+        self._is_lost = True
         self._settle(sent and exc is None, is_known=is_known, was_read=exc is None)
         super().connection_lost(exc)
 

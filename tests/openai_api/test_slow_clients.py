@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from agentrl.chat import Chat
+from agentrl.openai_api.endpoint import Endpoint
+from agentrl.system.delivery import Watched
 from tests.naming import naming
 from tests.openai_api.conftest import Open, Service, scripted
 from tests.openai_api.programs import PROGRAMS, USER, Program, events_of, read_until, request
@@ -81,6 +83,35 @@ async def test_a_client_that_reads_byte_by_byte_and_leaves(chat: Chat, program: 
         ((ids,),) = engine.said.values()
         assert open.trajectory.num_sampled < len(ids)
         assert not open.trajectory.num_sampled or TEXT.startswith(kept(chat, open))
+
+
+async def test_a_client_that_left_before_its_request_had_its_turn(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its call ends, and nothing counts as delivered, though the connection was lost before it was followed."""
+    arrived, lost, lose = asyncio.Event(), asyncio.Event(), Watched.connection_lost
+
+    def losing(self: Watched, exc: Exception | None) -> None:
+        lose(self, exc)
+        lost.set()
+
+    async def in_turn(self: Endpoint) -> None:
+        arrived.set()
+        await lost.wait()
+        await asyncio.sleep(0)  # the socket is closed after the protocol has heard of it
+
+    async with scripted(chat, lambda session, turn: TEXT, **MANY) as (service, engine):
+        paced(engine)
+        async with service.session() as open:
+            monkeypatch.setattr(Watched, "connection_lost", losing)
+            monkeypatch.setattr(Endpoint, "_in_turn", in_turn)
+            calls, body = spied(open), {"messages": [USER], "stream": True}
+            connection = await asyncio.to_thread(request, f"{open.base_url}/chat/completions", body)
+            await arrived.wait()
+            connection.close()
+            await until(lambda: bool(calls))
+            delivery = calls[0].delivery
+            assert (delivery.tokens, delivery.whole, delivery.is_under_way) == (0, False, False)
+            await until(lambda: not open.session._tasks)
+        assert open.trajectory.num_sampled == 0
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
