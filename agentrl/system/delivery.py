@@ -25,6 +25,7 @@ CONNECTION = "agentrl.connection"
 
 
 class _Cycle(Protocol):
+    disconnected: bool
     response_complete: bool
 
 
@@ -93,7 +94,6 @@ class Watched(asyncio.Protocol):
     _delivery: Delivery | None = None
     _is_held = False
     """This process held bytes for the client when it last looked."""
-    _is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -103,7 +103,7 @@ class Watched(asyncio.Protocol):
         """Follow the answer to the current request."""
         self._settle(True)  # The answer before, of a client that asked before it had read it.
         delivery = Delivery(self)
-        if self._is_lost:  # before the request had its turn; nothing would settle the answer any more
+        if self.cycle is not None and self.cycle.disconnected:  # Nothing would settle the answer any more.
             delivery.end(False, None, was_read=False)
         else:
             self._delivery = delivery
@@ -164,7 +164,6 @@ class Watched(asyncio.Protocol):
         sent = self.cycle is not None and self.cycle.response_complete
         # The bytes that this process still held are gone, and with them their number.
         is_known = not self._is_held
-        self._is_lost = True
         self._settle(sent and exc is None, is_known=is_known, was_read=exc is None)
         super().connection_lost(exc)
 

@@ -31,7 +31,7 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         """Make the file and lock it. Raises Locked. On a file system without locks, nobody is kept out."""
         self._file: TextIO | None = None
-        while self._file is None:
+        while True:
             with suppress(FileNotFoundError):
                 if _inode(path.stat()) in _held:  # not opened: closing it would end the lock that is held
                     raise Locked(None)
@@ -46,9 +46,9 @@ class FileLock:
                 file.close()
                 return
             with suppress(FileNotFoundError):
-                if _inode(path.stat()) == _inode(os.fstat(file.fileno())):
+                if _inode(path.stat()) == (own := _inode(os.fstat(file.fileno()))):
                     self._file = file
-                    _held.add(_inode(os.fstat(file.fileno())))
+                    _held.add(own)
                     return
             file.close()  # its last holder removed it meanwhile
 

@@ -899,13 +899,18 @@ OTHER_LOGGERS = ("clearml", "vemlp_wandb", "tracking", "rl_logging_board")
 
 def leaves_loggers_out(value: JSON, _: Values) -> bool:
     """Check whether a command names loggers that are left out."""
-    return any(name in str(value) for name in OTHER_LOGGERS)
+    return not set(OTHER_LOGGERS).isdisjoint(_logger_names(value))
+
+
+def _logger_names(value: JSON) -> list[str]:
+    """List the loggers of a value, which a command line may have as text."""
+    names = value.strip("[]").split(",") if isinstance(value, str) else value if isinstance(value, list) else []
+    return [str(name).strip(" '\"") for name in names]
 
 
 def loggers(value: JSON, _: Values) -> dict[str, JSON]:
     """Translate the loggers; verl's that agentrl does not have are left out. Raises Refusal for others."""
-    names = value.strip("[]").split(",") if isinstance(value, str) else value if isinstance(value, list) else []
-    ours = [{"file": "jsonl"}.get(str(name).strip(" '\""), str(name).strip(" '\"")) for name in names]
+    ours = [{"file": "jsonl"}.get(name, name) for name in _logger_names(value)]
     kept = list(dict.fromkeys(name for name in ours if name in LOGGERS.names() or is_target(name)))
     if unknown := [name for name in ours if name and name not in (*kept, *OTHER_LOGGERS)]:
         raise Refusal(f"there is no logger {', '.join(unknown)}; there are {', '.join(LOGGERS.names())}")
