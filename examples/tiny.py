@@ -39,12 +39,14 @@ SOURCES = {"search_r1": "searchR1_tiny", "retool": "math"}
 GUESSED = (0.3, 0.3, 0.3, 0.8)
 """Fractions of the conversations, by quarter: a way to answer that comes as news late would spoil what was learnt."""
 
+CONVERSATIONS = 12_800
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     train: int = 512
     val: int = 64
-    conversations: int = 6400
+    conversations: int = CONVERSATIONS
 
 
 def tasks(recipe: Recipe, world: World, split: Split, purpose: str) -> Any:
@@ -119,13 +121,14 @@ def make(recipe: Recipe, out: Path, seed: int, sizes: Sizes) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    default = Sizes()
     parser = argparse.ArgumentParser(prog="python -m examples.tiny", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipe", choices=[*sorted(SYSTEMS), "gigpo"])
     parser.add_argument("--out", type=Path, required=True, help="directory to write to")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--conversations", type=int, default=default.conversations, help="of the warm-up")
+    parser.add_argument("--conversations", type=int, help="of the warm-up; without it, as many as the recipe needs")
     given = parser.parse_args(arguments)
+    if given.conversations is None:
+        given.conversations = walk.CONVERSATIONS if given.recipe == "gigpo" else CONVERSATIONS
     try:
         if given.recipe == "gigpo":
             with open_display("warm-up · gigpo") as display:

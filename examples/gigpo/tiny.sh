@@ -4,5 +4,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-python -m examples.tiny gigpo --out runs/tiny-gigpo --conversations "${CONVERSATIONS:-6720}"
+python -m examples.tiny gigpo --out runs/tiny-gigpo ${CONVERSATIONS:+--conversations "$CONVERSATIONS"}
 python -m agentrl.train --config-name recipe/gigpo_tiny "$@"

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=runs/tiny-retool
 
-python -m examples.tiny retool --out "$out" --conversations "${CONVERSATIONS:-6400}"
+python -m examples.tiny retool --out "$out" ${CONVERSATIONS:+--conversations "$CONVERSATIONS"}
 if (exec 3<>/dev/tcp/127.0.0.1/8080) 2>/dev/null; then
   echo "port 8080 is taken: something else would be asked instead of this example's server" >&2
   exit 1

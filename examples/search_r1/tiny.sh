@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=runs/tiny-search
 
-python -m examples.tiny search_r1 --out "$out" --conversations "${CONVERSATIONS:-6400}"
+python -m examples.tiny search_r1 --out "$out" ${CONVERSATIONS:+--conversations "$CONVERSATIONS"}
 [ -e "$out/index" ] || python -m tools.retriever index "$out/corpus.jsonl" "$out/index"
 if (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null; then
   echo "port 8000 is taken: something else would be asked instead of this example's server" >&2

@@ -282,6 +282,17 @@ async def test_an_agent_reports_its_score(
         assert t.status is Status.COMPLETED and t.score_extra["reported_score"] == score
 
 
+async def test_an_agent_that_ends_by_its_used_up_budget_without_a_score_learns_why(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left out: a zero could be better than the score of a wrong answer."""
+    monkeypatch.setattr(sys.modules[__name__], "SAMPLE", sample("openai_proxy", data_source="agent/mine"))
+    twice = f"{ASYNC}await ask(sample['prompt'])\nawait ask(sample['prompt'])\nreturn {{'score': 1.0}}"
+    (t,) = await run(["#### 4"], function(tmp_path, twice, head=REPORTING), max_assistant_turns=1)
+    assert (t.status, t.score, t.failure_cause) == (Status.FAILED, None, "scorer")
+    assert "used up (status turn_limit)" in (t.failure or "")
+
+
 LEAVES = """
 stream = await client.chat.completions.create(model=model, messages=sample["prompt"], stream=True)
 async for chunk in stream:
