@@ -108,14 +108,15 @@ def test_what_has_passed_on_the_same_files_is_not_run_again(
 ) -> None:
     ran = tmp_path / "ran"
     count = f"open({str(ran)!r}, 'a').write('x')"
-    good = whole.Part("good", [sys.executable, "-c", count], False)
+    good = whole.Part("good", [sys.executable, "-c", f"{count}; import sys; print(*sys.argv[1:])", whole.OUT], False)
     bad = whole.Part("bad", [sys.executable, "-c", f"{count}; raise SystemExit(3)"], False)
     monkeypatch.setattr(whole, "parts", lambda *_: [good, bad])
     monkeypatch.setattr(whole, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(whole, "state_of_files", lambda: ("tree", "abc"))
     assert whole.main([]) == 1 and ran.read_text() == "xx"
     assert whole.main([]) == 1 and ran.read_text() == "xxx", "only what failed"
-    assert "bad (exit status 3)" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert "bad (exit status 3)" in printed and str(tmp_path / "results" / "out" / "good" / "tree") in printed
     monkeypatch.setattr(whole, "state_of_files", lambda: ("another tree", "def"))
     assert whole.main(["good"]) == 0 and ran.read_text() == "xxxx"
     assert json.loads((tmp_path / "results" / "good.json").read_text())["commit"] == "def"

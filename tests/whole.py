@@ -27,14 +27,17 @@ RESULTS = PROJECT / ".test-all"
 PAGE = PROJECT / "docs" / "performance.md"
 MARKS = ("<!-- make test-all -->", "<!-- end of make test-all -->")
 
+OUT = "{out}"
+"""Argument that stands for a folder of the part and the state of the files: a part that was ended goes on in it."""
+
 SOAKS = {
     "arena-credit": ["-m", "labs.arena.credit", "--seeds", "2"],
     "chat-templates": ["-m", "benchmarks.templates"],
-    "fault-matrix": ["-m", "labs.fault_matrix", "--slow"],
+    "fault-matrix": ["-m", "labs.fault_matrix", "--slow", "--out", OUT],
     "compaction-pays": ["-m", "labs.learning.compaction_pays", "--seeds", "11"],
     "faulty-tools": ["-m", "benchmarks.tools.faulty_tools"],
     "feedback-pays": ["-m", "labs.learning.feedback_pays", "--seeds", "0"],
-    "quickstart-seeds": ["-m", "benchmarks.training.quickstart_seeds"],
+    "quickstart-seeds": ["-m", "benchmarks.training.quickstart_seeds", "--out", OUT],
     "router-simulation": ["-m", "labs.cluster.router_simulation"],
     "sandbox-soak": ["-m", "benchmarks.tools.sandbox_latency", "--runs", "0", "--soak", "5000"],
     "slow-connections": ["-m", "benchmarks.tools.slow_connections"],
@@ -112,9 +115,11 @@ def state_of_files() -> tuple[str, str]:
 
 def run(part: Part, tree: str, commit: str) -> Result:
     """Run a part, its output on this terminal and in `.test-all/<part>.log`, and keep its result."""
+    out = RESULTS / "out" / part.name / tree
+    given = [str(out) if word == OUT else word for word in part.command]
     report = RESULTS / f"{part.name}.xml"
     report.unlink(missing_ok=True)
-    command = [*part.command, f"--junitxml={report}"] if part.pytest else part.command
+    command = [*given, f"--junitxml={report}"] if part.pytest else given
     began, cpu = time.monotonic(), children_cpu_seconds()
     with (RESULTS / f"{part.name}.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

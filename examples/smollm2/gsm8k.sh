@@ -6,14 +6,14 @@ set -euo pipefail
 source=$(realpath "${1:?the folder of the files train.jsonl and test.jsonl of GSM8K}")
 shift
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-model=runs/smollm2/model out=runs/smollm2/gsm8k seed=${SEED:-1}
+model=runs/smollm2/model out=runs/smollm2/gsm8k seed=${SEED:-1} solutions=${SOLUTIONS:-2000}
 
 [ -e "$model/config.json" ] || python -m data_prep.model smollm2 --out "$model"
-# Problems whose solution computes at most twice: the first 750 for the warm-up, the others for the rewards.
+# Problems whose solution computes at most twice: of the first solutions for the warm-up, of the others for the rewards.
 [ -e "$out/data/sft.parquet" ] ||
-  python -m data_prep.gsm8k --source "$source" --out "$out/data" --sft --steps 2 --problems :2000
+  python -m data_prep.gsm8k --source "$source" --out "$out/data" --sft --steps 2 --problems ":$solutions"
 [ -e "$out/short/train.parquet" ] ||
-  python -m data_prep.gsm8k --source "$source" --out "$out/short" --steps 2 --problems 2000:
+  python -m data_prep.gsm8k --source "$source" --out "$out/short" --steps 2 --problems "$solutions:"
 [ -e "$out/warm-up/policy" ] || python -m agentrl.sft data.train_files="$out/data/sft.parquet" \
   data.train_batch_size=16 data.max_token_len_per_gpu=2048 trainer.total_epochs=3 model.path="$model" \
   model.chat_template=examples/smollm2/chat_template.jinja optim.lr=1e-4 trainer.save_freq=47 \
