@@ -33,7 +33,8 @@ OUT = "{out}"
 SOAKS = {
     "arena-credit": ["-m", "labs.arena.credit", "--seeds", "2"],
     "chat-templates": ["-m", "benchmarks.templates"],
-    "fault-matrix": ["-m", "labs.fault_matrix", "--slow", "--out", OUT],
+    "fault-matrix": ["-m", "labs.fault_matrix", "--out", OUT],
+    "fault-matrix-ray": ["-m", "labs.fault_matrix", "--slow", "--out", OUT],
     "compaction-pays": ["-m", "labs.learning.compaction_pays", "--seeds", "11"],
     "faulty-tools": ["-m", "benchmarks.tools.faulty_tools"],
     "feedback-pays": ["-m", "labs.learning.feedback_pays", "--seeds", "0"],
