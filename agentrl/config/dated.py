@@ -16,7 +16,7 @@ from agentrl.config.sections.model import PlainModelConfig, written_date
 from agentrl.config.sections.sft import TuningConfig
 from agentrl.config.sections.trainer import RunConfig
 from agentrl.config.sections.training import Config
-from agentrl.system.bounded_yaml import check_aliases
+from agentrl.system.bounded_yaml import UNREADABLE, check_aliases
 
 ConfigT = TypeVar("ConfigT", bound=Config | TuningConfig)
 
@@ -35,7 +35,7 @@ def _dated(model: PlainModelConfig, trainer: RunConfig, key: str) -> PlainModelC
         return model
     file, begun = Path(trainer.default_local_dir) / WRITTEN, None
     if trainer.resume_mode != "disable" and file.is_file():
-        with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):  # the run writes the file again
+        with suppress(OSError, *UNREADABLE, YAMLError, OmegaConfBaseException):  # the run writes the file again
             check_aliases(file.read_bytes())
             begun = written_date(OmegaConf.select(OmegaConf.load(file), f"{key}.chat_template_date") or "")
     return model.model_copy(update={"chat_template_date": begun or date.today().isoformat()})

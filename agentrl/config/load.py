@@ -53,6 +53,7 @@ from agentrl.config.read_back import (
     refuse_cut,
     refuse_other_files,
     refuse_uses,
+    refusing_unreadable,
 )
 from agentrl.config.rules import NO_SCRIPT, FromScript, NamesFile, shown
 from agentrl.config.section import Section
@@ -338,8 +339,9 @@ def set_by_us(keys: Keys, schema: type[Section]) -> set[str]:
     while waiting:
         name = waiting.pop().removesuffix(".yaml")
         path = next((path for folder in searched if (path := folder / f"{name}.yaml").is_file()), None)
-        tree = (None if path is None else yaml.safe_load(path.read_text(encoding="utf-8"))) or {}
-        below = [str(one) for one in tree.pop("defaults", []) if isinstance(one, str) and one != "_self_"]
+        tree: JSON = {} if path is None else OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[assignment]
+        assert isinstance(tree, dict)
+        below = [str(one) for one in as_list(tree.pop("defaults", [])) if isinstance(one, str) and one != "_self_"]
         waiting += [one[1:] if one.startswith("/") else str(Path(name).parent / one) for one in below]
         (ours if path is not None and is_ours(path) else theirs).update(flatten(tree, leaf_keys(schema)))
     return {key for key in ours - theirs if not is_at(key, keys.typed)}
@@ -419,7 +421,8 @@ def hydra_compose(searched: Sequence[Path], name: str, overrides: list[str]) -> 
     """Compose one YAML file, the files it builds on, and overrides; the tree has Hydra's own section `hydra`, too."""
     with initialize_config_dir(str(searched[0]), version_base="1.3"):
         try:
-            return compose(name, overrides=with_search_path(searched, overrides), return_hydra_config=True)
+            with refusing_unreadable(f"{searched[0] / name}.yaml, or a file that it builds on"):
+                return compose(name, overrides=with_search_path(searched, overrides), return_hydra_config=True)
         except KeyError as error:  # Hydra looks these up in the environment as it composes
             raise ConfigError(f"{refused('hydra.job.env_copy')} (found {error})") from error
 

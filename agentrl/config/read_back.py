@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from agentrl.config.keys import all_keys, defaults, entry_of, flatten, leaf_keys
 from agentrl.config.rules import shown
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
-from agentrl.system.bounded_yaml import check_aliases
+from agentrl.system.bounded_yaml import UNREADABLE, check_aliases
 from agentrl.system.json_value import JSON
 from agentrl.system.versions import RECORD, writer_of
 
@@ -61,17 +64,29 @@ def refuse_cut(file: Path) -> None:
     )
 
 
+@contextmanager
+def refusing_unreadable(where: Path | str) -> Iterator[None]:
+    """Raise ConfigError for values that PyYAML fails at, under OmegaConf and Hydra, too."""
+    try:
+        yield
+    except OmegaConfBaseException:  # which may be a ValueError as well, and is told in its own words
+        raise
+    except UNREADABLE as error:
+        raise ConfigError(f"{where}: a value cannot be read: {error}") from error
+
+
 def refuse_aliases(file: Path) -> None:
     """Raise ConfigError where few bytes of a run's config stand for more than a memory holds."""
     try:
         check_aliases(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, YAMLError) as error:
         raise ConfigError(f"{file}: {error}; no run writes such a config") from None
 
 
 def refuse_other_files(file: Path, overrides: Sequence[str]) -> None:
     """Raise ConfigError where a config that is read back leads to other files, or takes values from elsewhere."""
-    found = OmegaConf.load(file)
+    with refusing_unreadable(file):
+        found = OmegaConf.load(file)
     tree: JSON = OmegaConf.to_container(found, resolve=False)  # type: ignore[assignment]
     named = [f"{key}={shown(tree[key])}" for key in LEADS_ELSEWHERE if isinstance(tree, dict) and key in tree]
     named += [f"the value {text!r}" for text in _texts(tree) if "${" in text]

@@ -1,4 +1,4 @@
-"""YAML that anybody may have written: its aliases are counted before anything is made of it."""
+"""YAML that anybody may have written: aliases are counted before anything is made of it, and errors have one class."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import yaml
 
 MOST_NODES = 100_000
 """Values of a file where each alias counts as often as it is written. A run's config has some thousand."""
+UNREADABLE = (ValueError, AttributeError, RecursionError)
+"""Errors of PyYAML for `2020-99-99`, `!!int x` and 5,000 digits; for `!!timestamp x`; for depth."""
 LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def load_yaml(text: str | bytes, loader: type[yaml.SafeLoader] = LOADER) -> object:
+    """Read one document. Raises YAMLError, also for values that PyYAML's constructors and recursion fail at."""
+    try:
+        return yaml.load(text, loader)
+    except UNREADABLE as error:
+        raise yaml.YAMLError(f"a value cannot be read: {error}") from error
 
 
 def check_aliases(text: str | bytes) -> None:

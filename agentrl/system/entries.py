@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from agentrl.errors import ConfigError
+from agentrl.system.bounded_yaml import load_yaml
 from agentrl.system.config_files import find_file
 from agentrl.system.json_value import map_texts
 from agentrl.system.plugin import Base, adapted, check_base, import_object, nearest, with_present_keys
@@ -84,7 +85,7 @@ def read_entries(path: str | Path, key: str, *, bare: bool = False) -> list[Entr
     """
     file = Path(find_file(key, str(path)))
     try:
-        content = yaml.load(read_text(file), Loader=_UniqueKeys)
+        content = load_yaml(read_text(file), _UniqueKeys)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from error
     except yaml.YAMLError as error:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import yaml
 
 from agentrl.errors import DataError
-from agentrl.system.bounded_yaml import LOADER, check_aliases
+from agentrl.system.bounded_yaml import check_aliases, load_yaml
 from agentrl.system.json_value import JSON, as_object
 from agentrl.system.versions import RECORD, Writer, check_record, writers_in
 from agentrl.trajectory.files import TRAJECTORIES, UPDATES, FileName
@@ -246,9 +246,9 @@ def _only(files: Mapping[str, Stamp], wanted: Callable[[str], object]) -> dict[s
 def _config(text: bytes) -> dict[str, JSON]:
     try:
         check_aliases(text)
-        value = yaml.load(text, LOADER)
+        value = load_yaml(text)
         return dict(itertools.islice(_leaves(value, ""), MOST_KEYS)) if isinstance(value, dict) else {}
-    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: no UTF-8, too many aliases or digits
+    except (yaml.YAMLError, ValueError):  # ValueError: too many aliases
         return {}
 
 

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import yaml
 
 from agentrl.errors import DataError
+from agentrl.system.bounded_yaml import load_yaml
 from agentrl.system.json_value import JSON
 
 
@@ -308,7 +309,7 @@ class Rules:
 def read_rules(path: Path) -> Rules:
     """Read a file of rules. Raises DataError naming the member."""
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        given = load_yaml(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataError(
             f"{path}: cannot be read as YAML ({type(error).__name__}); --scrub names a file of rules"

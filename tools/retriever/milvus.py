@@ -83,8 +83,10 @@ def read_spec(path: Path) -> CollectionSpec:
     """Read the YAML file. Raises ConfigError naming file and key."""
     import yaml
 
+    from agentrl.system.bounded_yaml import load_yaml
+
     try:
-        return CollectionSpec.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return CollectionSpec.model_validate(load_yaml(path.read_text(encoding="utf-8")))
     except pydantic.ValidationError as error:
         problem = error.errors()[0]
         raise ConfigError(": ".join([str(path), *map(str, problem["loc"]), problem["msg"]])) from error
