@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.config.installed import is_installed
 from agentrl.config.overrides import Value
 from agentrl.errors import ConfigError
 from agentrl.trl.arguments import ACTOR, BY_NAME, MODEL, OPTIM, ROLLOUT
@@ -538,8 +539,11 @@ def _reports(arguments: Arguments, batches: Batches, rows: int, steps: int) -> d
     wanted = arguments["report_to"]
     names = [wanted] if isinstance(wanted, str) else list(wanted) if isinstance(wanted, list | tuple) else []
     loggers = [name for name in map(str, names) if name not in ("none", "all")]
+    if "all" in names:
+        loggers += [name for name in LOGGERS if name not in loggers and is_installed(name)]
     if unknown := [name for name in loggers if name not in LOGGERS]:
-        arguments.refuse("report_to", f"{', '.join(unknown)}: known here are {', '.join(LOGGERS)} and none")
+        known = f"{', '.join(LOGGERS)}, all (each that is installed) and none"
+        arguments.refuse("report_to", f"{', '.join(unknown)}: known here are {known}")
     folder = Path(output_dir(arguments))
     keys: dict[str, Value] = {
         "trainer.logger": ["console", "jsonl", *loggers],

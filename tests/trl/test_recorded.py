@@ -135,6 +135,14 @@ def test_a_value_that_would_be_read_as_another_one_is_refused(name: str, value: 
         translate({**RUN, "max_steps": -1, name: value}, model=model, rows=ROWS)
 
 
+def test_reports_to_all_are_reports_to_the_packages_that_are_installed(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.trl.translation.is_installed", lambda package: package in ("wandb", "mlflow"))
+    for given, loggers in (("all", ["wandb", "mlflow"]), (["mlflow", "all"], ["mlflow", "wandb"]), ("none", [])):
+        assert config_of({"report_to": given}, model).trainer.logger == ["console", "jsonl", *loggers]
+
+
 def test_no_steps_between_two_is_never_for_checkpoints_and_refused_elsewhere() -> None:
     arguments = Arguments({**RUN, "save_steps": 0, "eval_strategy": "steps", "eval_steps": 0, "logging_steps": 2})
     batches = batch_sizes(arguments)
