@@ -26,14 +26,14 @@ from pathlib import Path
 
 import yaml
 
+from agentrl.agents.container import InContainers
+from agentrl.agents.harness_agent import files_of
+from agentrl.agents.place import CannotBeJudged, Desk, OnThisMachine, Place
+from agentrl.agents.task import AgentError, AgentFailed, AgentTask
 from agentrl.config.sections.data import DataConfig
 from agentrl.containers.command_line import CommandLine
 from agentrl.containers.contract import ContainerFailed, ContainerOptions
 from agentrl.errors import ConfigError, DataError, UserError
-from agentrl.openai_api.agent_container import InContainers
-from agentrl.openai_api.agent_harness import files_of
-from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
-from agentrl.openai_api.place import CannotBeJudged, Desk, OnThisMachine, Place
 from agentrl.system.owner import own_folder
 from data_prep.files import Row, write_splits, write_text
 from data_prep.options import positive

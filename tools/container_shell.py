@@ -16,13 +16,13 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
+from agentrl.agents.container import InContainers, PlainCommand, starter_of
+from agentrl.agents.harness_agent import files_of, new_desk
+from agentrl.agents.place import CannotBeJudged, Desk, Room
+from agentrl.agents.task import AgentTask
 from agentrl.config.sections.rollout import ContainerConfig
 from agentrl.containers.contract import ContainerOptions
 from agentrl.errors import ConfigError
-from agentrl.openai_api.agent_container import InContainers, PlainCommand, starter_of
-from agentrl.openai_api.agent_harness import files_of, new_desk
-from agentrl.openai_api.agent_task import AgentTask
-from agentrl.openai_api.place import CannotBeJudged, Desk, Room
 from agentrl.system.owner import remove
 from agentrl.tool import Tool, ToolArgumentsError, ToolResponse, ToolSchema
 

@@ -164,16 +164,16 @@ AGENT_STARTERS = Registry(
     "starter of agents",
     "actor_rollout_ref.rollout.agent.openai_proxy.start",
     {
-        "auto": "agentrl.openai_api.agent_auto:build_auto",
-        "container": "agentrl.openai_api.agent_container:build",
-        "function": "agentrl.openai_api.agent_function:build",
-        "pool": "agentrl.openai_api.agent_pool:build_pool",
-        "process": "agentrl.openai_api.agent_command:build",
-        "remote": "agentrl.openai_api.agent_pool:build_remote",
+        "auto": "agentrl.agents.auto:build_auto",
+        "container": "agentrl.agents.container:build",
+        "function": "agentrl.agents.function:build",
+        "pool": "agentrl.agents.pool:build_pool",
+        "process": "agentrl.agents.command:build",
+        "remote": "agentrl.agents.pool:build_remote",
     },
     functions=True,
 )
-"""Functions from `AgentOptions` to an `Agent` that speaks to the OpenAI endpoint (see `agentrl.openai_api.agents`)."""
+"""Functions from `AgentOptions` to an `Agent` that speaks to the OpenAI endpoint (see `agentrl.agents.agent`)."""
 
 CONTAINERS = Registry(
     "starter of containers",
@@ -188,10 +188,10 @@ HARNESSES = Registry(
     "harness",
     "actor_rollout_ref.rollout.agent.openai_proxy.harness",
     {},
-    base="agentrl.openai_api.harness:Harness",
+    base="agentrl.agents.harness:Harness",
     group="harnesses",
 )
-"""Programs that act on a task by themselves, made ready for a session (see `agentrl.openai_api.harness`)."""
+"""Programs that act on a task by themselves, made ready for a session (see `agentrl.agents.harness`)."""
 
 STOP_CONDITIONS = Registry(
     "stop condition",

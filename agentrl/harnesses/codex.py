@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from agentrl.openai_api.harness import Errand, Harness, HarnessOptions, Launch
+from agentrl.agents.harness import Errand, Harness, HarnessOptions, Launch
 
 
 class CodexOptions(HarnessOptions):

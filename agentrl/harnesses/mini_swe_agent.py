@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from agentrl.openai_api.harness import Errand, Harness, HarnessOptions, Launch
+from agentrl.agents.harness import Errand, Harness, HarnessOptions, Launch
 
 
 class MiniSweAgentOptions(HarnessOptions):

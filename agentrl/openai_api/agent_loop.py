@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, cast
 
 from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.agent_loop.roles import add_role_scores
+from agentrl.agents.agent import Agent, AgentOptions
+from agentrl.agents.task import AgentError, AgentFailed, AgentTask, CheckFailed
 from agentrl.config import Config
 from agentrl.config.registries import AGENT_STARTERS
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.errors import ConfigError, InfrastructureError
-from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask, CheckFailed
-from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.openai_api.selection import KEY, Kind, Selection, SessionTranscript, leave_out, main_of, train_of
 from agentrl.remote.credentials import check_set
 from agentrl.reward.reported import REPORTED

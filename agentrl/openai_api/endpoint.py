@@ -29,10 +29,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentrl.agent_loop.base import Episode
 from agentrl.agent_loop.roles import problem_of
+from agentrl.agents.session_queue import SessionQueue
+from agentrl.agents.task import MODEL, AgentError, blamed, read_numbers, read_report
 from agentrl.chat import Chat
 from agentrl.chat.check import why_no_tools
 from agentrl.errors import ConfigError
-from agentrl.openai_api.agent_task import MODEL, AgentError, blamed, read_numbers, read_report
 from agentrl.openai_api.asked import Asked
 from agentrl.openai_api.chat_completions import ChatCompletions
 from agentrl.openai_api.completion import Completion, encoded
@@ -43,7 +44,6 @@ from agentrl.openai_api.history import Digest
 from agentrl.openai_api.messages import Messages
 from agentrl.openai_api.responses import Responses
 from agentrl.openai_api.session import Call, Session
-from agentrl.openai_api.session_queue import SessionQueue
 from agentrl.system.client_bounds import ACCEPTED_AT_ONCE, MAX_HEADERS, Listener
 from agentrl.system.delivery import Last, Watched, WholeStream, watched
 from agentrl.system.front import fronted, metered

@@ -15,10 +15,10 @@ from enum import StrEnum
 from functools import cached_property
 from typing import cast
 
+from agentrl.agents.harness import Harness
 from agentrl.chat.message import content_text
 from agentrl.config.registries import HARNESSES
 from agentrl.errors import ConfigError
-from agentrl.openai_api.harness import Harness
 from agentrl.openai_api.history import Digest, defaults_of, digest_after, digests_of
 from agentrl.system.json_value import JSON
 from agentrl.system.targets import load_target

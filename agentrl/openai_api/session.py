@@ -24,10 +24,10 @@ from typing import ParamSpec, TypeVar
 from agentrl.agent_loop.base import Episode, Reply
 from agentrl.agent_loop.roles import problem_of
 from agentrl.agent_loop.stopping import chosen
+from agentrl.agents.task import MOST_NUMBERS
 from agentrl.chat import AssistantMessage
 from agentrl.chat.message import content_text
 from agentrl.engines.contract import FinishReason
-from agentrl.openai_api.agent_task import MOST_NUMBERS
 from agentrl.openai_api.asked import LONG_BODY, Asked, Body, read
 from agentrl.openai_api.branches import Branch, Branches, beginning
 from agentrl.openai_api.completion import Begun, Completion, assistant_message

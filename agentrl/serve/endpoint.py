@@ -23,9 +23,9 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
 from agentrl.agent_loop.base import Episode
+from agentrl.agents.task import LARGEST, MODEL
 from agentrl.chat import Chat
 from agentrl.errors import DataError
-from agentrl.openai_api.agent_task import LARGEST, MODEL
 from agentrl.openai_api.asked import Asked
 from agentrl.openai_api.dialect import Conversation, Dialect
 from agentrl.openai_api.endpoint import (

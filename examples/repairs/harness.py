@@ -6,7 +6,7 @@ import platform
 import shutil
 from pathlib import Path
 
-from agentrl.openai_api.harness import Errand, Harness, Launch
+from agentrl.agents.harness import Errand, Harness, Launch
 
 
 class Repair(Harness):

@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
+from agentrl.agents import session_queue
+from agentrl.agents.agent import AgentOptions
 from agentrl.errors import CodeError, ConfigError
-from agentrl.openai_api import session_queue
 from agentrl.openai_api.agent_loop import OpenAIProxyLoop
-from agentrl.openai_api.agents import AgentOptions
 from agentrl.openai_api.endpoint import Endpoint
 from agentrl.trajectory import Status, Trajectory
 from tests.agent_loop.conftest import Bench, sample

@@ -14,12 +14,12 @@ import pytest
 
 from agentrl.agent_loop import TurnObserver
 from agentrl.agent_loop.observer import Observers
+from agentrl.agents.agent import AgentOptions
 from agentrl.chat import Chat
 from agentrl.engines.contract import EngineError
 from agentrl.errors import CodeError, ConfigError
 from agentrl.observe.plain import PlainDisplay
 from agentrl.openai_api.agent_loop import OpenAIProxyLoop
-from agentrl.openai_api.agents import AgentOptions
 from agentrl.rollouts.context import RunContext
 from agentrl.rollouts.local import open_local_rollouts
 from agentrl.system.targets import load_target

@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from agentrl.agents.agent import AgentOptions
 from agentrl.algorithms.advantages import compute_advantages
 from agentrl.config import Config
 from agentrl.config.sections.algorithm import AlgorithmConfig
@@ -22,7 +23,6 @@ from agentrl.engines.contract import EngineError
 from agentrl.errors import CodeError, ConfigError
 from agentrl.observe.metrics import step_metrics
 from agentrl.openai_api.agent_loop import OpenAIProxyLoop
-from agentrl.openai_api.agents import AgentOptions
 from agentrl.rollouts.context import load_context
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories

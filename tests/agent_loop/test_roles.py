@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from agentrl.agent_loop.roles import Roles
+from agentrl.agents.agent import AgentOptions
 from agentrl.config.sections.roles import RoleConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import Generation, SamplingParams
@@ -23,7 +24,6 @@ from agentrl.environments.sidecar import EnvironmentOptions
 from agentrl.errors import CodeError, ConfigError, DataError
 from agentrl.observe.invariants import check_trajectory
 from agentrl.openai_api.agent_loop import OpenAIProxyLoop
-from agentrl.openai_api.agents import AgentOptions
 from agentrl.system.call_journal import CallJournal, Entry
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories

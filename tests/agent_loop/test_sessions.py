@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.agents.agent import AgentOptions
 from agentrl.config import Config
 from agentrl.errors import CodeError, ConfigError
 from agentrl.observe.metrics import step_metrics
-from agentrl.openai_api.agents import AgentOptions
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories
 from tests.agent_loop import test_openai_proxy

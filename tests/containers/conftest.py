@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from agentrl.agents.agent import AgentOptions
 from agentrl.containers.contract import ContainerOptions
-from agentrl.openai_api.agents import AgentOptions
 from tests.harnesses.conftest import IS_RIGHT, bench, chat, harnessed
 
 __all__ = ["bench", "chat", "harnessed"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.openai_api.agents import AgentOptions
+from agentrl.agents.agent import AgentOptions
 from agentrl.trajectory import Status
 from tests.containers.test_sessions import mine, todo
 from tests.harnesses.conftest import Harnessed

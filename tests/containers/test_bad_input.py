@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from agentrl.agents.agent import AgentOptions
+from agentrl.agents.container import build
 from agentrl.config.registries import AGENT_STARTERS
 from agentrl.config.sections.rollout import OpenAIProxyConfig
 from agentrl.containers.command_line import CommandLine, OCIContainer, _listen
 from agentrl.containers.contract import ContainerFailed, ContainerOptions, Spec
 from agentrl.errors import ConfigError
-from agentrl.openai_api import agent_container
-from agentrl.openai_api.agents import AgentOptions
 from tests.containers.conftest import LINE, names, need_containers
 from tests.containers.test_sessions import COMMAND, WRITES, mine, todo
 from tests.harnesses.conftest import Harnessed
@@ -47,7 +47,7 @@ def script(file: Path, text: str) -> list[str]:
 def test_a_client_whose_daemon_does_not_answer(tmp_path: Path, said: str) -> None:
     line = script(tmp_path / "docker", f"echo Client:; echo '{said}' >&2; exit 1")
     with naming(ConfigError, "docker info", "apt-get", "container.command_line"):
-        agent_container.build(AgentOptions(command=COMMAND, container={"command_line": line, "image": "x"}))
+        build(AgentOptions(command=COMMAND, container={"command_line": line, "image": "x"}))
 
 
 def test_a_call_that_a_stop_cuts_off_leaves_no_pipe_to_the_collector(
@@ -77,7 +77,7 @@ def test_no_command_line_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     script(tmp_path / "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
     monkeypatch.setenv("PATH", str(tmp_path))
     with naming(ConfigError, "podman:", "PATH", "`docker info`"):
-        agent_container.build(AgentOptions(command=COMMAND, container={"image": "x"}))
+        build(AgentOptions(command=COMMAND, container={"image": "x"}))
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_no_command_line_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_half_of_the_keys(given: dict[str, Any], said: str) -> None:
-    assert AGENT_STARTERS.get("container") is agent_container.build
+    assert AGENT_STARTERS.get("container") is build
     with pytest.raises(ConfigError, match=said):
-        agent_container.build(AgentOptions(**{"command": COMMAND, "container": {"image": "x"}, **given}))
+        build(AgentOptions(**{"command": COMMAND, "container": {"image": "x"}, **given}))
 
 
 @pytest.mark.parametrize("handed", [(), (0,), (0, 1, 1), (1, 0), (0, "file")])
@@ -128,7 +128,7 @@ def test_a_starter_that_hands_over_no_sockets_needs_a_network(tmp_path: Path) ->
     (tmp_path / "mine.py").write_text(SOCKETLESS)
     box = {"image": "x", "starter": f"{tmp_path}/mine.py:Mine"}
     with pytest.raises(ConfigError, match=r"container\.network=host, and openai_proxy\.host"):
-        agent_container.build(AgentOptions(command=COMMAND, container=box))
+        build(AgentOptions(command=COMMAND, container=box))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., s
 
 def refused(options: AgentOptions) -> str:
     with pytest.raises(ConfigError) as raised:
-        agent_container.build(options)
+        build(options)
     assert mine() == []
     return str(raised.value)
 
@@ -240,7 +240,7 @@ def test_a_harness_whose_program_the_image_lacks(options: Options, tmp_path: Pat
 
 
 LACKING = """
-from agentrl.openai_api.harness import Harness, Launch
+from agentrl.agents.harness import Harness, Launch
 
 class Mine(Harness):
     program = "not-in-the-image"

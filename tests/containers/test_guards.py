@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.openai_api.agents import AgentOptions
+from agentrl.agents.agent import AgentOptions
 from agentrl.openai_api.endpoint import Endpoint
 from tests.containers.test_sessions import COMMAND, mine, todo
 from tests.harnesses.conftest import Harnessed

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from agentrl.agents.agent import AgentOptions
 from agentrl.containers import command_line
 from agentrl.containers.contract import ContainerFailed, Spec, Unfit
-from agentrl.openai_api.agents import AgentOptions
 from agentrl.system.processes import SharedProcess
 from agentrl.trajectory import Status
 from tests.containers.conftest import LINE, Boxed

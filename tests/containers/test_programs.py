@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.openai_api.agents import AgentOptions
+from agentrl.agents.agent import AgentOptions
 from agentrl.trajectory import Status
 from tests.harnesses.conftest import Harnessed
 from tests.harnesses.test_programs import SHELLS, WRITE, Policy, run

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from agentrl.agents.agent import AgentOptions
 from agentrl.containers.contract import ContainerOptions
-from agentrl.openai_api.agents import AgentOptions
 from agentrl.trajectory import Status
 from tests.containers.conftest import Boxed, names
 from tests.harnesses.conftest import Harnessed

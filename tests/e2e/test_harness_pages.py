@@ -13,8 +13,8 @@ from typing import cast
 
 import pytest
 
+from agentrl.agents.harness import Harness
 from agentrl.config.registries import HARNESSES
-from agentrl.openai_api.harness import Harness
 from tests.containers.conftest import LINE, Boxed, boxed, need_containers, root
 from tests.e2e.test_container_page import PROXY
 from tests.e2e.test_docs import SMALL, blocks, commands

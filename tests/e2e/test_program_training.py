@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from agentrl.agents.agent import AgentOptions
 from agentrl.chat import Chat
 from agentrl.openai_api.agent_loop import OpenAIProxyLoop
-from agentrl.openai_api.agents import AgentOptions
 from agentrl.trajectory import Status, Transcript
 from data_prep import repairs
 from tests.agent_loop.conftest import Bench, bench, sample

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from agentrl.agents.agent import AgentOptions
 from agentrl.chat import Chat
 from agentrl.openai_api.agent_loop import OpenAIProxyLoop
-from agentrl.openai_api.agents import AgentOptions
 from agentrl.openai_api.endpoint import Endpoint
 from agentrl.openai_api.session import Session
 from agentrl.quickstart.tiny_policy import make_tiny_policy

@@ -14,12 +14,11 @@ from typing import Any, cast
 import jinja2
 import pytest
 
+from agentrl.agents.agent import AgentOptions
+from agentrl.agents.harness import Errand, Harness
+from agentrl.agents.harness_agent import build, files_of
 from agentrl.config.registries import HARNESSES
 from agentrl.errors import CodeError, ConfigError, DataError
-from agentrl.openai_api import agent_harness
-from agentrl.openai_api.agent_harness import files_of
-from agentrl.openai_api.agents import AgentOptions
-from agentrl.openai_api.harness import Errand, Harness
 from agentrl.system.owner import new_folder
 from agentrl.trajectory import Status
 from tests.harnesses.conftest import IS_RIGHT, TASK, Harnessed
@@ -46,7 +45,7 @@ exec(pathlib.Path("todo.py").read_text() if pathlib.Path("todo.py").exists() els
 
 HARNESS = """
 import json
-from agentrl.openai_api.harness import Errand, Harness, Launch
+from agentrl.agents.harness import Errand, Harness, Launch
 
 class Mine(Harness):
     program = "mine"
@@ -249,12 +248,12 @@ async def test_a_row_chooses_mcp_servers_by_name(
 def test_a_program_that_is_not_there_is_named_with_its_installation(options: Callable[..., AgentOptions]) -> None:
     for command in (None, ["/nowhere/mine"], ["false"]):
         with pytest.raises(ConfigError, match=r"pip install mine==1\.2\.3.*openai_proxy\.command"):
-            agent_harness.build(options(command=command))
+            build(options(command=command))
 
 
 def test_a_check_that_is_not_there_ends_the_run_at_its_start(options: Callable[..., AgentOptions]) -> None:
     with naming(ConfigError, "openai_proxy.check", "not-there"):
-        agent_harness.build(options(check=["not-there"]))
+        build(options(check=["not-there"]))
 
 
 def test_a_stub_in_place_of_the_program_is_named(options: Callable[..., AgentOptions], tmp_path: Path) -> None:
@@ -263,7 +262,7 @@ def test_a_stub_in_place_of_the_program_is_named(options: Callable[..., AgentOpt
     stub.write_text('echo "Error: native binary not installed." >&2\n')
     stub.chmod(0o755)
     with naming(ConfigError, "npm 11", "openai_proxy.command"):
-        agent_harness.build(options(command=[str(stub)]))
+        build(options(command=[str(stub)]))
 
 
 def test_another_version_is_told(
@@ -272,7 +271,7 @@ def test_another_version_is_told(
     given = options()
     (tmp_path / "program.py").write_text(PROGRAM.replace("1.2.3", "1.3.0"))
     with caplog.at_level(logging.WARNING):
-        agent_harness.build(given)
+        build(given)
     assert "1.3.0" in caplog.text and "1.2.3" in caplog.text
 
 
@@ -280,7 +279,7 @@ def test_folders_that_a_killed_run_left_are_removed(options: Callable[..., Agent
     running = new_folder()
     number = str(2**22 + 1)  # above every process's
     (ended := running.with_name(running.name.replace(f"-{os.getpid()}-", f"-{number}-"))).mkdir()
-    agent_harness.build(options())
+    build(options())
     assert (ended.exists(), running.exists()) == (False, True)
     running.rmdir()
 

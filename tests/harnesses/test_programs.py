@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.openai_api.agents import AgentOptions
+from agentrl.agents.agent import AgentOptions
 from agentrl.trajectory import Status, Trajectory
 from tests.agent_loop.conftest import call
 from tests.harnesses.conftest import IS_RIGHT, TASK, Harnessed

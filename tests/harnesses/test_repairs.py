@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from agentrl.openai_api.agents import AgentOptions
+from agentrl.agents.agent import AgentOptions
 from agentrl.trajectory import Status
 from data_prep import repairs
 from tests.conftest import PROJECT

@@ -27,9 +27,9 @@ import pytest
 import requests
 import urllib3
 
+from agentrl.agents.task import AgentFailed
 from agentrl.engines.contract import EngineError, RequestError
 from agentrl.errors import CodeError, ConfigError, DataError, InfrastructureError
-from agentrl.openai_api.agent_task import AgentFailed
 from agentrl.remote import FaultKind, RemoteUnavailable
 from agentrl.remote.faults import RemoteRefused
 from agentrl.system.numbers import finite

@@ -1,4 +1,4 @@
-"""Places where a program and its check act: on this machine, or in containers (`agent_container.py`)."""
+"""Places where a program and its check act: on this machine, or in containers (`container.py`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from agentrl.agents.process import AgentProcess
+from agentrl.agents.task import AgentTask, extra
 from agentrl.errors import DataError
-from agentrl.openai_api.agent_process import AgentProcess
-from agentrl.openai_api.agent_task import AgentTask, extra
 from agentrl.system.owner import remove
 
 

@@ -17,16 +17,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from agentrl.agents import command
+from agentrl.agents.agent import Agent, AgentOptions
+from agentrl.agents.harness import Errand, Harness
+from agentrl.agents.place import CannotBeJudged, Desk, OnThisMachine, Place, Room
+from agentrl.agents.process import AgentProcess, ProgramAgent
+from agentrl.agents.session_queue import SessionQueue
+from agentrl.agents.task import AgentError, AgentTask, CheckFailed, extra
 from agentrl.chat.message import content_text
 from agentrl.config.registries import HARNESSES
 from agentrl.errors import ConfigError, DataError
-from agentrl.openai_api import agent_command
-from agentrl.openai_api.agent_process import AgentProcess, ProgramAgent
-from agentrl.openai_api.agent_task import AgentError, AgentTask, CheckFailed, extra
-from agentrl.openai_api.agents import Agent, AgentOptions
-from agentrl.openai_api.harness import Errand, Harness
-from agentrl.openai_api.place import CannotBeJudged, Desk, OnThisMachine, Place, Room
-from agentrl.openai_api.session_queue import SessionQueue
 from agentrl.system.owner import new_folder, remove, remove_left_folders
 from agentrl.system.paths import file_below
 from agentrl.system.plugin import nearest
@@ -144,10 +144,10 @@ class HarnessAgent(ProgramAgent):
         folders = {"HOME": str(desk.home), "PWD": room.work, "TMPDIR": str(desk.temporary)}
         process = await room.start(
             [*self._program, *launch.arguments, *self._harness.options.arguments],
-            {**agent_command.session_variables(room.base_url), **folders, **launch.environment},
+            {**command.session_variables(room.base_url), **folders, **launch.environment},
             key="openai_proxy.command",
         )
-        await agent_command.act(process.process, task, launch.stdin.encode())
+        await command.act(process.process, task, launch.stdin.encode())
         return process
 
     def _servers(self, sample: Mapping[str, object]) -> dict[str, str]:

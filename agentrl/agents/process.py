@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from agentrl.agents.agent import Agent
+from agentrl.agents.task import AgentError, AgentFailed, blamed
 from agentrl.errors import CodeError, UserError
-from agentrl.openai_api.agent_task import AgentError, AgentFailed, blamed
-from agentrl.openai_api.agents import Agent
 from agentrl.remote.credentials import Secrets, passed_secrets
 from agentrl.system.processes import LocalProcess, Process
 from agentrl.system.proxies import spare_own_addresses

@@ -7,9 +7,9 @@ import os
 from functools import partial
 from typing import Protocol, cast
 
+from agentrl.agents.agent import Agent, AgentOptions
+from agentrl.agents.task import API_KEY, MODEL, AgentFailed, AgentTask, read_report
 from agentrl.errors import CodeError, ConfigError, UserError
-from agentrl.openai_api.agent_task import API_KEY, MODEL, AgentFailed, AgentTask, read_report
-from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.system.proxies import proxy_note
 from agentrl.system.targets import load_target
 from agentrl.system.threads import DaemonThreads

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
+from agentrl.agents.agent import Agent, AgentOptions
+from agentrl.agents.process import AgentProcess, ProgramAgent
+from agentrl.agents.session_queue import Connection, SessionQueue, Ticket
+from agentrl.agents.task import AgentError, AgentFailed, AgentTask
 from agentrl.errors import ConfigError
-from agentrl.openai_api.agent_process import AgentProcess, ProgramAgent
-from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
-from agentrl.openai_api.agents import Agent, AgentOptions
-from agentrl.openai_api.session_queue import Connection, SessionQueue, Ticket
 from agentrl.system.processes import LocalProcess
 
 DEATHS_IN_A_ROW = 3

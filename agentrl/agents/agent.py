@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
+from agentrl.agents.session_queue import SessionQueue
+from agentrl.agents.task import AgentFailed, AgentTask
 from agentrl.containers.contract import ContainerOptions
 from agentrl.errors import CodeError, UserError
-from agentrl.openai_api.agent_task import AgentFailed, AgentTask
-from agentrl.openai_api.session_queue import SessionQueue
 
 
 class AgentOptions(BaseModel, frozen=True):

@@ -6,10 +6,10 @@ import asyncio
 import json
 from collections.abc import Sequence
 
+from agentrl.agents.agent import Agent, AgentOptions
+from agentrl.agents.process import AgentProcess, ProgramAgent
+from agentrl.agents.task import API_KEY, MODEL, AgentError, AgentTask, read_report
 from agentrl.errors import ConfigError
-from agentrl.openai_api.agent_process import AgentProcess, ProgramAgent
-from agentrl.openai_api.agent_task import API_KEY, MODEL, AgentError, AgentTask, read_report
-from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.system.json_value import JSON
 from agentrl.system.processes import Process
 

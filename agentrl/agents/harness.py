@@ -1,7 +1,7 @@
 """The contract of harnesses: programs that act on a task by themselves, made ready for one session each.
 
 A harness writes the program's settings into an empty home folder and says how the program is started.
-`agentrl.openai_api.agent_harness` has the parts that are the same for all harnesses: folders, the process and its end,
+`agentrl.agents.harness_agent` has the parts that are the same for all harnesses: folders, the process and its end,
 the check of the result.
 """
 
@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from agentrl.agents.task import API_KEY, MODEL
 from agentrl.errors import ConfigError
-from agentrl.openai_api.agent_task import API_KEY, MODEL
 
 
 class HarnessOptions(BaseModel):

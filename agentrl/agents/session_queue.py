@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from agentrl.agents.task import API_KEY, MODEL, AgentFailed, AgentTask
 from agentrl.errors import UserError
-from agentrl.openai_api.agent_task import API_KEY, MODEL, AgentFailed, AgentTask
 
 TICK_SECONDS = 5.0
 """Seconds between two blank lines of a connection, by which both sides see that the other one is there."""

@@ -20,6 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from agentrl.agents.agent import Agent, AgentOptions
+from agentrl.agents.harness import Errand, Harness, Launch
+from agentrl.agents.harness_agent import HarnessAgent, check_version
+from agentrl.agents.place import CannotBeJudged, Desk, Place, Room
+from agentrl.agents.process import AgentProcess
+from agentrl.agents.task import AgentTask, extra
 from agentrl.config.registries import CONTAINERS, HARNESSES
 from agentrl.containers.contract import (
     KEY,
@@ -34,12 +40,6 @@ from agentrl.containers.egress import way_out
 from agentrl.containers.files import merge, pack
 from agentrl.containers.pool import Pool
 from agentrl.errors import ConfigError, DataError
-from agentrl.openai_api.agent_harness import HarnessAgent, check_version
-from agentrl.openai_api.agent_process import AgentProcess
-from agentrl.openai_api.agent_task import AgentTask, extra
-from agentrl.openai_api.agents import Agent, AgentOptions
-from agentrl.openai_api.harness import Errand, Harness, Launch
-from agentrl.openai_api.place import CannotBeJudged, Desk, Place, Room
 from agentrl.remote.credentials import passed_secrets
 from agentrl.system.owner import own_folder, remove_left_folders
 from agentrl.system.proxies import spare_own_addresses
