@@ -44,7 +44,7 @@ from agentrl.openai_api.request import (
     Tools,
     content_kind,
 )
-from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, kind_of, tagged, validated
+from agentrl.openai_api.wire import DROPPED, Dropped, Listed, Reading, Wire, kind_of, tagged, validated
 from agentrl.openai_api.writer import EventWriter, pieces
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message
@@ -223,7 +223,7 @@ class DroppedResult(DroppedBlock):
     place = "result.type"
 
 
-Texts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[TextBlock], Tag(":list")], Discriminator(content_kind)]
+Texts = Annotated[Annotated[str, Tag(":str")] | Annotated[Listed[TextBlock], Tag(":list")], Discriminator(content_kind)]
 Seen = Annotated[
     Annotated[TextBlock, Tag(":text")]
     | Annotated[ImageBlock, Tag(":image")]
@@ -231,7 +231,7 @@ Seen = Annotated[
     | Annotated[DroppedResult, Tag(DROPPED)],
     tagged("messages", "result.type", text="text", image="image", tool_reference="tool_reference"),
 ]
-Result = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Seen], Tag(":list")], Discriminator(content_kind)]
+Result = Annotated[Annotated[str, Tag(":str")] | Annotated[Listed[Seen], Tag(":list")], Discriminator(content_kind)]
 
 
 class ToolResultBlock(Wire):
@@ -263,7 +263,7 @@ Block = Annotated[
         tool_change="tool_addition tool_removal",
     ),
 ]
-Blocks = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Block], Tag(":list")], Discriminator(content_kind)]
+Blocks = Annotated[Annotated[str, Tag(":str")] | Annotated[Listed[Block], Tag(":list")], Discriminator(content_kind)]
 
 
 class Turn(Wire):
@@ -310,11 +310,11 @@ class MessagesRequest(Wire):
     apis, place = "messages", "request"
     model: str = Field("policy", max_length=256)
     max_tokens: int | None = Field(None, ge=1)
-    messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Listed[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: Texts | None = None
-    tools: list[AnyTool] | None = None
+    tools: Listed[AnyTool] | None = None
     tool_choice: Choice | None = None
-    stop_sequences: list[Stop] | None = Field(None, max_length=MAX_STOPS)
+    stop_sequences: Listed[Stop] | None = Field(None, max_length=MAX_STOPS)
     stream: bool | None = None
 
     output_config: OutputConfig | None = None

@@ -17,9 +17,11 @@ from pydantic import (
     Field,
     StringConstraints,
     Tag,
+    ValidationError,
     ValidationInfo,
     model_validator,
 )
+from pydantic_core import InitErrorDetails
 
 from agentrl import tool as tools
 from agentrl import trajectory
@@ -28,7 +30,7 @@ from agentrl.chat.message import parse_json
 from agentrl.errors import first_line
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.images import Image
-from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, short, tagged, validated
+from agentrl.openai_api.wire import DROPPED, Dropped, Listed, Reading, Wire, short, tagged, validated
 from agentrl.system.json_value import JSON, as_object
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
@@ -106,7 +108,7 @@ def content_kind(content: object) -> str:
     return ":list" if isinstance(content, list) else ":str"
 
 
-Content = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Part], Tag(":list")], Discriminator(content_kind)]
+Content = Annotated[Annotated[str, Tag(":str")] | Annotated[Listed[Part], Tag(":list")], Discriminator(content_kind)]
 
 
 class FunctionCall(Wire):
@@ -139,9 +141,9 @@ class ChatMessage(Wire):
     content: Content | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Listed[ToolCall] | None = None
     tool_call_id: str | None = None
-    name: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
 
     @property
     def shown(self) -> trajectory.Content:
@@ -172,11 +174,13 @@ class ChatMessage(Wire):
         return message
 
 
-Property = Annotated[
-    Annotated[bool, Tag(":bool")] | Annotated[dict[str, object], Tag(":object")],
-    Discriminator(lambda schema: ":bool" if isinstance(schema, bool) else ":object"),
-]
-"""JSON schema of one parameter; MCP servers in Go and Rust write `true` for any value."""
+def _checked_properties(properties: dict[str, object]) -> dict[str, object]:
+    """Check that each parameter has a JSON schema. MCP servers in Go and Rust write `true` for any value."""
+    for name, schema in properties.items():
+        if not isinstance(schema, bool | dict):
+            wrong = InitErrorDetails(type="dict_type", loc=(name,), input=schema)
+            raise ValidationError.from_exception_data("properties", [wrong])
+    return properties
 
 
 class Parameters(Wire):
@@ -185,8 +189,8 @@ class Parameters(Wire):
     model_config = ConfigDict(extra="allow")
 
     type: Literal["object"] | None = None
-    properties: dict[str, Property] | None = None
-    required: list[str] | None = None
+    properties: Annotated[dict[str, object], AfterValidator(_checked_properties)] | None = None
+    required: Listed[str] | None = None
 
 
 def _checked_schema(schema: dict[str, object]) -> dict[str, object]:
@@ -261,7 +265,7 @@ class AllowedFunctions(Wire):
 
     apis, place = "chat", "tool_choice.allowed_tools"
     mode: Literal["auto", "required"]
-    tools: list[NamedChoice] = Field(min_length=1)
+    tools: Listed[NamedChoice] = Field(min_length=1)
 
 
 class AllowedChoice(Wire):
@@ -376,7 +380,7 @@ class StreamOptions(Wire):
 
 Stop = Annotated[str, StringConstraints(max_length=256)]
 Stops = Annotated[
-    Annotated[Stop, Tag(":str")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag(":list")],
+    Annotated[Stop, Tag(":str")] | Annotated[Listed[Stop], Field(max_length=MAX_STOPS), Tag(":list")],
     Discriminator(content_kind),
 ]
 
@@ -386,8 +390,8 @@ class ChatRequest(Wire):
 
     apis, place = "chat", "request"
     model: str = Field("policy", max_length=256)
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    tools: list[DeclaredTool] | None = None
+    messages: Listed[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    tools: Listed[DeclaredTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Literal, cast
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
 
 from agentrl.chat.message import content_text
 from agentrl.openai_api.chat_completions import openai_error
@@ -50,7 +50,7 @@ from agentrl.openai_api.responses_tools import (
     flat,
     search_is_ours,
 )
-from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, short, tagged, validated
+from agentrl.openai_api.wire import DROPPED, Dropped, Listed, Reading, Wire, short, tagged, validated
 from agentrl.openai_api.writer import EventWriter, pieces
 from agentrl.system.json_value import JSON
 
@@ -70,6 +70,13 @@ class TextPart(Wire):
     text: str | None = None
     refusal: str | None = None
 
+    @model_validator(mode="after")
+    def _has_its_text(self) -> TextPart:
+        member = "refusal" if self.type == "refusal" else "text"
+        if getattr(self, member) is None:
+            raise ValueError(f"a part of the type {self.type!r} needs {member!r}")
+        return self
+
     @property
     def words(self) -> str:
         """The part's text."""
@@ -88,7 +95,7 @@ Seen = Annotated[
     Annotated[TextPart, Tag(":text")] | Annotated[ImagePart, Tag(":image")],
     Discriminator(lambda part: ":image" if isinstance(part, dict) and part.get("type") == "input_image" else ":text"),
 ]
-Parts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Seen], Tag(":list")], Discriminator(content_kind)]
+Parts = Annotated[Annotated[str, Tag(":str")] | Annotated[Listed[Seen], Tag(":list")], Discriminator(content_kind)]
 
 
 class MessageItem(Wire):
@@ -155,7 +162,7 @@ class ShellOutputItem(Wire):
     apis, place = "responses", "item"
     type: Literal["shell_call_output"]
     call_id: str
-    output: list[dict[str, object]]
+    output: Listed[dict[str, object]]
 
 
 class FoundToolsItem(Wire):
@@ -165,7 +172,7 @@ class FoundToolsItem(Wire):
     type: Literal["tool_search_output", "additional_tools"]
     call_id: str | None = None
     role: str | None = None
-    tools: list[AnyTool]
+    tools: Listed[AnyTool]
 
 
 class ReasoningItem(Wire):
@@ -173,8 +180,8 @@ class ReasoningItem(Wire):
 
     apis, place = "responses", "item"
     type: Literal["reasoning"]
-    summary: list[TextPart] | None = None
-    content: list[TextPart] | None = None
+    summary: Listed[TextPart] | None = None
+    content: Listed[TextPart] | None = None
     encrypted_content: str | None = None
     id: str | None = None
 
@@ -226,7 +233,7 @@ Item = Annotated[
         reference="item_reference",
     ),
 ]
-Input = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Item], Tag(":list")], Discriminator(content_kind)]
+Input = Annotated[Annotated[str, Tag(":str")] | Annotated[Listed[Item], Tag(":list")], Discriminator(content_kind)]
 
 
 class NamedTool(Wire):
@@ -244,7 +251,7 @@ class AllowedTools(Wire):
     apis, place = "responses", "tool_choice"
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1)
+    tools: Listed[NamedTool] = Field(min_length=1)
 
 
 ToolChoice = Annotated[
@@ -281,13 +288,13 @@ class ResponsesRequest(Wire):
     input: Input
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[AnyTool] | None = None
+    tools: Listed[AnyTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     store: bool | None = None
     stream: bool | None = None
-    include: Annotated[list[str], AfterValidator(_known_extras)] | None = None
+    include: Annotated[Listed[str], AfterValidator(_known_extras)] | None = None
     text: TextOptions | None = None
     metadata: object = None
 
@@ -295,7 +302,7 @@ class ResponsesRequest(Wire):
 class Output(Wire):
     """Items of an answer."""
 
-    output: list[Item]
+    output: Listed[Item]
 
 
 class Responses:
@@ -506,28 +513,28 @@ def _kept_items(id: str, answer: ChatMessage) -> Iterator[tuple[str, Item]]:
 
 def _placed(items: Iterable[Item], declared: Declared) -> Iterator[Placed]:
     """Translate items: reasoning, text and calls that follow one another are one assistant message."""
-    turn, path = list[Said](), ""
+    turn, kinds = dict[str, Said](), set[type[Said]]()
     for index, item in enumerate(items):
         if isinstance(item, DroppedItem | ItemReference):
             continue
-        said = any(not isinstance(before, ReasoningItem) for before in turn)
+        said, called = kinds - {ReasoningItem}, kinds - {ReasoningItem, MessageItem}
         ends = isinstance(item, Answer) or (isinstance(item, MessageItem) and item.role != "assistant")
-        called = any(not isinstance(before, ReasoningItem | MessageItem) for before in turn)
         # Text or reasoning after an answer's text begins another answer. Text after calls is of the same answer, as
         # theirs are still to come: clients do not keep the order.
         more = isinstance(item, ReasoningItem) or (isinstance(item, MessageItem) and not called)
         if turn and (ends or (said and more)):
-            yield _turn(turn, path)
-            turn = []
+            yield _turn(turn)
+            turn, kinds = {}, set()
         path = f"input[{index}]"
         if isinstance(item, Answer):
             yield Placed(_answer(item, declared), path)
         elif isinstance(item, MessageItem) and item.role != "assistant":
             yield Placed(ChatMessage(role=item.role, content=_shown(item.content)), path)
         else:
-            turn.append(item)
+            turn[path] = item
+            kinds.add(type(item))
     if turn:
-        yield _turn(turn, path)
+        yield _turn(turn)
 
 
 def _answer(item: Answer, declared: Declared) -> ChatMessage:
@@ -543,15 +550,19 @@ def _answer(item: Answer, declared: Declared) -> ChatMessage:
     return ChatMessage(role="tool", content=shown, tool_call_id=item.call_id)
 
 
-def _turn(items: Sequence[Said], path: str) -> Placed:
-    """Join the items of one answer."""
-    thought = "".join(_reasoning(item, path) for item in items if isinstance(item, ReasoningItem))
-    parts = [part for item in items if isinstance(item, MessageItem) for part in item.parts]
-    if any(isinstance(part, ImagePart) for part in parts):
-        raise ApiError(400, f"{path}: an assistant message has no image.", param=path, code="invalid_value")
-    said = "".join(part.words for part in parts if isinstance(part, TextPart))
-    calls = [_call(item) for item in items if isinstance(item, CallItem | CustomCallItem | KindCallItem)]
-    return Placed(assistant(said, thought, calls), path)
+def _turn(items: Mapping[str, Said]) -> Placed:
+    """Join the items of one answer, which are given by their paths."""
+    thought, said, calls = "", "", list[ToolCall]()
+    for path, item in items.items():
+        if isinstance(item, ReasoningItem):
+            thought += _reasoning(item, path)
+        elif not isinstance(item, MessageItem):
+            calls.append(_call(item))
+        elif any(isinstance(part, ImagePart) for part in item.parts):
+            raise ApiError(400, f"{path}: an assistant message has no image.", param=path, code="invalid_value")
+        else:
+            said += "".join(part.words for part in item.parts if isinstance(part, TextPart))
+    return Placed(assistant(said, thought, calls), next(reversed(items)))
 
 
 def _call(item: CallItem | CustomCallItem | KindCallItem) -> ToolCall:

@@ -13,10 +13,11 @@ from typing import Annotated, Literal
 
 from pydantic import Tag
 
+from agentrl.chat.message import parse_json
 from agentrl.openai_api.dialect import Offered, function
 from agentrl.openai_api.fields import PROVIDER
 from agentrl.openai_api.request import Name, Schema
-from agentrl.openai_api.wire import DROPPED, Dropped, Wire, tagged
+from agentrl.openai_api.wire import DROPPED, Dropped, Listed, Wire, tagged
 
 FREE = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """Parameters of the function that stands for a tool of the type `custom`, whose input is text."""
@@ -62,7 +63,7 @@ class Namespace(Wire):
     type: Literal["namespace"]
     name: Name
     description: str | None = None
-    tools: list[Inner]
+    tools: Listed[Inner]
 
 
 AnyTool = Annotated[
@@ -215,7 +216,7 @@ def arguments_of(kind: str, held: Mapping[str, object] | None) -> str:
 
 def _object(arguments: str) -> dict[str, object] | None:
     try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
+        value = parse_json(arguments)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None

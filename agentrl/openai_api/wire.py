@@ -5,13 +5,23 @@ A model declares the members that are used, and its place in the table of fields
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from reprlib import Repr
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, TypeAdapter, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError, from_json
 
 from agentrl.openai_api.errors import ApiError
@@ -21,6 +31,7 @@ from agentrl.system.json_value import JSON
 DROPPED = ":dropped"
 """Tag of a list's member that is left out; tags of unions begin with a colon, which no field does."""
 NO_KIND = "no kind"
+MOST_DROPPED = 1024
 _VERSION = re.compile(r"_[0-9]{8}$")
 
 
@@ -37,8 +48,9 @@ class Reading:
     """Names of members that are known, and refused."""
 
     def drop(self, name: str, why: str = "this endpoint does not know it") -> None:
-        """Note that a member, or one of this kind, was left out."""
-        self.dropped.setdefault(name, why)
+        """Note that a member, or one of this kind, was left out; of the names of one request MOST_DROPPED at most."""
+        if len(self.dropped) < MOST_DROPPED:
+            self.dropped.setdefault(name, why)
 
     def stays(self, place: str, name: str, member: JSON) -> bool:
         """Say whether a member that is not used stays, to be refused. Raises ApiError for a hint of a wrong type."""
@@ -103,11 +115,11 @@ class Wire(BaseModel):
         reading = info.context
         if not isinstance(value, dict) or reading is None or cls.model_config["extra"] == "allow":
             return value
-        return {
-            name: member
-            for name, member in value.items()
-            if name in cls.known or reading.stays(cls.place, name, member)
-        }
+        used = {name: member for name, member in value.items() if name in cls.known}
+        others = (name for name in value if name not in cls.known and reading.stays(cls.place, name, value[name]))
+        if (refused := next(others, None)) is not None:  # The first one is named, so no other one is read.
+            used[refused] = value[refused]
+        return used
 
 
 class Dropped(BaseModel):
@@ -151,12 +163,16 @@ def tagged(api: Api, place: str, default: str = "", **used: str) -> Discriminato
 
 
 Read = TypeVar("Read", bound=Wire)
+Member = TypeVar("Member")
+Listed = Annotated[list[Member], Field(fail_fast=True)]
+"""List that is read up to its first wrong member: the errors of a million members take minutes and gigabytes."""
 
 
 def parsed(body: bytes) -> JSON:
     """Parse a body. Raises ApiError."""
     try:
         value: JSON = from_json(body, allow_inf_nan=False)
+        json.dumps(value, allow_nan=False)  # Raises for 1e999, too, which is read as infinity.
     except ValueError as error:
         raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from None
     return value
@@ -188,6 +204,8 @@ def as_api_error(error: ValidationError, within: str = "", refused: Collection[s
     elif first["type"] == "union_tag_invalid":
         message = f"{where}: a part of this type is not supported, found {short(first['input'])}"
         code = "invalid_value"
+    elif first["type"] in ("model_type", "dict_type"):
+        message, code = f"{where}: expected an object, found {short(first['input'])}", "invalid_type"
     else:
         message = f"{where}: {first['msg'].removeprefix('Value error, ')}, found {short(first['input'])}"
         code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"

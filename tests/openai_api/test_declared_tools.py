@@ -13,6 +13,7 @@ from agentrl.chat import Chat
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.history import digests_of
 from agentrl.openai_api.messages import Messages
+from agentrl.openai_api.request import read_request
 from agentrl.openai_api.wire import Reading
 from tests.agent_loop.conftest import call
 from tests.chat import templates
@@ -102,6 +103,17 @@ async def test_a_call_goes_back_as_its_tool_was_declared(chat: Chat, name: str, 
             assert json.loads(calls[0][2]) == {"strange": 1}, "not what the tool takes: the program sees it as it is"
         assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
         assert open.trajectory.metrics.keys().isdisjoint({"openai_bad_requests", "openai_opened_edited"})
+
+
+@pytest.mark.parametrize("arguments", ['{"commands": [NaN]}', '{"commands": [], "commands": ["ls"]}'])
+async def test_arguments_that_are_no_json_go_back_as_text(chat: Chat, arguments: str) -> None:
+    """An answer with NaN in it is no JSON for any client; of a member that is given twice, one would be lost."""
+    text = call("shell", commands=1).replace('{"commands": 1}', arguments)
+    async with scripted(chat, [text]) as (service, _), service.session() as open, httpx.AsyncClient() as client:
+        body = {"input": "Hi", "tools": [{"type": "shell"}]}
+        answer = await client.post(f"{open.base_url}/responses", json=body)
+        (made,) = json.loads(answer.text, parse_constant=pytest.fail)["output"]
+        assert made["type"] == "function_call" and arguments in made["arguments"]
 
 
 async def test_a_namespaces_functions_are_in_the_prompt(chat: Chat) -> None:
@@ -236,6 +248,13 @@ async def test_tools_of_mcp_servers_are_declared_with_long_names_and_schemas_tha
         shown = declared["function"]["parameters"]["properties"]
         assert shown == {"a": {}, "b": {"not": {}}, "c": {"type": "string"}}
         assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
+
+
+def test_an_answer_may_name_the_longest_tool() -> None:
+    name = "x" * 128
+    made = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": name, "arguments": "{}"}}]}
+    answered = {"role": "tool", "tool_call_id": "a", "name": name, "content": "5"}
+    assert read_request({"messages": [made, answered]}, Reading("chat")).messages[1].name == name
 
 
 def test_as_many_tools_as_programs_with_many_mcp_servers_have_are_taken() -> None:

@@ -15,7 +15,7 @@ from agentrl.openai_api.endpoint import DIALECTS, MAX_DROPPED
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.fields import ANYWHERE, APIS, OTHERS, TABLE, USED, Fate, row_of
 from agentrl.openai_api.request import ChatRequest
-from agentrl.openai_api.wire import Reading
+from agentrl.openai_api.wire import MOST_DROPPED, Reading
 from benchmarks.fields_page import page
 from tests.openai_api.conftest import ADD, scripted
 from tests.openai_api.programs import FUNCTION, USER
@@ -146,6 +146,11 @@ async def test_what_was_dropped_is_counted_and_told_once_and_names_are_few(
         assert counted["openai_dropped_brand_new"] == 2 and counted["openai_dropped_temperature"] == 1
         assert counted["openai_dropped_others"] == 200 - (MAX_DROPPED - 2) and len(counted) == MAX_DROPPED + 1
     assert caplog.text.count("have 'brand_new', which is dropped") == 1
+
+
+def test_the_names_that_are_noted_of_one_request_have_a_bound() -> None:
+    _, reading = read("chat", {"temperature": 0.5, **LEAST["chat"], **{f"n{k}": 1 for k in range(2 * MOST_DROPPED)}})
+    assert len(reading.dropped) == MOST_DROPPED and "temperature" in reading.dropped
 
 
 async def test_the_strict_manner_is_the_runs_choice(chat: Chat) -> None:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from pydantic import ValidationError
 
 from agentrl.chat import Chat
-from agentrl.openai_api.dialect import assistant
+from agentrl.openai_api import wire
+from agentrl.openai_api.chat_completions import ChatCompletions
+from agentrl.openai_api.dialect import Dialect, assistant
 from agentrl.openai_api.dialect import call as made_call
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.messages import Messages
 from agentrl.openai_api.request import ChatMessage, check_conversation, read_request
+from agentrl.openai_api.responses import Responses
 from agentrl.openai_api.wire import Reading, parsed
 from agentrl.trajectory import Trajectory
 from tests.agent_loop.conftest import call
@@ -247,7 +252,7 @@ def test_calls_and_answers_that_do_not_match_are_told_in_words(talk: list[Any], 
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000])
-@pytest.mark.parametrize("place", ["temperature", "max_tokens", "n", "tools"])
+@pytest.mark.parametrize("place", ["temperature", "max_tokens", "n", "tools", "brand_new"])
 def test_numbers_that_are_none(number: str, place: str) -> None:
     body = {"messages": [QUESTION], place: [{**ADD, "function": {**ADD["function"], "parameters": {"x": 123454321}}}]}  # type: ignore[dict-item]
     text = json.dumps(body if place == "tools" else {"messages": [QUESTION], place: 123454321})
@@ -402,3 +407,61 @@ def test_answers_to_calls_are_checked_in_linear_time() -> None:
     answers = [ChatMessage.model_construct(role="tool", content="x", tool_call_id=Id(str(id))) for id in reversed(ids)]
     check_conversation([made, *answers])
     assert compared < 20 * len(ids)
+
+
+MANY: list[tuple[Dialect, dict[str, Any], str]] = [
+    (ChatCompletions(), {"messages": [QUESTION], "tools": [0] * 99}, "tools[0]"),
+    (ChatCompletions(), {"messages": [{"role": "user", "content": [0] * 99}]}, "messages[0].content[0]"),
+    (ChatCompletions(), {"messages": [{"role": "assistant", "tool_calls": [0] * 99}]}, "messages[0].tool_calls[0]"),
+    (ChatCompletions(), {"messages": [QUESTION], **{f"n{k}": 1 for k in range(99)}}, "n0"),
+    (Messages(), {"messages": [QUESTION], "tools": [0] * 99}, "tools[0]"),
+    (Messages(), {"messages": [QUESTION], "system": [{}] * 99}, "system[0].type"),
+    (Messages(), {"messages": [{"role": "user", "content": [{"type": []}] * 99}]}, "messages[0].content[0]"),
+    (Responses(), {"input": [0] * 99}, "input[0]"),
+    (Responses(), {"input": "Hi", "include": [0] * 99}, "include[0]"),
+    (Responses(), {"input": [{"type": "reasoning", "summary": [0] * 99}]}, "input[0].summary[0]"),
+    (
+        Messages(),
+        {"messages": [QUESTION], "tools": [{"name": "f", "input_schema": {"properties": dict.fromkeys("abcdef", 5)}}]},
+        "tools[0].input_schema.properties.a",
+    ),
+]
+
+
+@pytest.mark.parametrize(("dialect", "body", "param"), MANY)
+def test_the_first_of_many_wrong_members_is_the_last_that_is_read(
+    monkeypatch: pytest.MonkeyPatch, dialect: Dialect, body: dict[str, Any], param: str
+) -> None:
+    """A body of 8 MiB has millions of them, whose errors took minutes of a processor and gigabytes."""
+    faults: list[int] = []
+    made = wire.as_api_error
+
+    def counted(error: ValidationError, *args: Any, **more: Any) -> ApiError:
+        faults.append(error.error_count())
+        return made(error, *args, **more)
+
+    monkeypatch.setattr(wire, "as_api_error", counted)
+    with pytest.raises(ApiError) as told:
+        dialect.read(body, Reading(dialect.api, strict=True), {})
+    assert told.value.param == param and faults and max(faults) <= 2
+
+
+def test_reasoning_of_many_items_is_joined_in_linear_time() -> None:
+    """The steps are counted, not timed."""
+
+    def steps(number: int) -> int:
+        body, count = {"input": [{"type": "reasoning", "id": "rs_x"}] * number}, 0
+
+        def counted(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(counted)
+        try:
+            Responses().read(body, Reading("responses"), {})
+        finally:
+            sys.setprofile(None)
+        return count
+
+    steps(1)  # What is made once is made.
+    assert steps(400) < 3 * steps(200)
