@@ -550,7 +550,7 @@ def _answer(item: Answer, declared: Declared) -> ChatMessage:
     return ChatMessage(role="tool", content=shown, tool_call_id=item.call_id)
 
 
-def _turn(items: Mapping[str, Said]) -> Placed:
+def _turn(items: dict[str, Said]) -> Placed:
     """Join the items of one answer, which are given by their paths."""
     thought, said, calls = "", "", list[ToolCall]()
     for path, item in items.items():

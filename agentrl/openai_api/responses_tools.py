@@ -214,7 +214,7 @@ def arguments_of(kind: str, held: Mapping[str, object] | None) -> str:
     return json.dumps({name: value for name, value in given.items() if within.get(name) != value}, ensure_ascii=False)
 
 
-def _object(arguments: str) -> dict[str, object] | None:
+def _object(arguments: str) -> Mapping[str, object] | None:
     try:
         value = parse_json(arguments)
     except ValueError:
