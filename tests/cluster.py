@@ -28,7 +28,7 @@ EXPOSED = Path("/media")
 FAULT = SHARED / "fault"
 """What a loop writes when a tool has not answered."""
 SLOW = SHARED / "slow"
-"""While it is there, trajectories take longer: a machine has time to come back."""
+"""While it is there, trajectories take longer, by the seconds in it or 5: a machine has time to come back."""
 LOOP = f"""
 import asyncio
 import socket
@@ -39,14 +39,23 @@ from agentrl.errors import InfrastructureError
 from agentrl.trajectory import Status
 
 
+def slowness():
+    try:
+        return int(Path("{SLOW}").read_text() or 5)
+    except FileNotFoundError:
+        return 0
+
+
 class AskBothLoop(AgentLoop):
     \"""Shows the policy what a program and a search have said; how long its answer is counts beside the score.\"""
 
     async def run(self, episode: Episode) -> None:
         episode.trajectory.metrics[f"on_{{socket.gethostname()}}"] = 1.0
         question = episode.sample.prompt[-1]["content"]
-        if Path("{SLOW}").exists():
-            await asyncio.sleep(5)
+        waited = 0.0
+        while waited < slowness():
+            await asyncio.sleep(0.1)
+            waited += 0.1
         program = f"print(open('{EXPOSED}/name').read(), {{len(question)}} * 1009)"
         try:
             ran = await episode.call("code_interpreter", {{"code": program}})
@@ -179,6 +188,7 @@ def vanish_and_come_back(cluster: Cluster, run: subprocess.Popen[str], name: str
     first = steps_done(folder) + 2  # after what was under way
     cluster.wait(run, lambda: steps_done(folder) >= first + 2)
     last = steps_done(folder)
+    (cluster.shared / SLOW.name).write_text("60")  # its server takes a minute and more to start
     cluster.network.start(name)
     cluster.give(name, **files)
     cluster.join(name, 1)

@@ -87,7 +87,7 @@ def test_a_frozen_adapter_plays_a_role(model_dir: Path, reference: PreTrainedMod
     for file in sorted((tmp_path / "run" / "trajectories").glob("train_*.parquet")):
         for one in read_trajectories(file):
             assert [transcript.policy for transcript in one.transcripts] == ["policy", "older"]
-            assert one.transcripts[1].sampled_length == 0 < len(one.turns[1].text)
+            assert one.transcripts[1].sampled_length == 0 < one.turns[1].end - one.turns[1].start
 
 
 @pytest.mark.parametrize(
