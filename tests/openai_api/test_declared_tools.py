@@ -15,6 +15,7 @@ from agentrl.openai_api.history import digests_of
 from agentrl.openai_api.messages import Messages
 from agentrl.openai_api.request import read_request
 from agentrl.openai_api.wire import Reading
+from agentrl.system.json_value import JSON
 from tests.agent_loop.conftest import call
 from tests.chat import templates
 from tests.chat.vocabularies import QWEN, save_tokenizer
@@ -252,7 +253,7 @@ async def test_tools_of_mcp_servers_are_declared_with_long_names_and_schemas_tha
 
 def test_an_answer_may_name_the_longest_tool() -> None:
     name = "x" * 128
-    made = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": name, "arguments": "{}"}}]}
+    made: JSON = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": name, "arguments": "{}"}}]}
     answered = {"role": "tool", "tool_call_id": "a", "name": name, "content": "5"}
     assert read_request({"messages": [made, answered]}, Reading("chat")).messages[1].name == name
 
