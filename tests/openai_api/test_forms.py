@@ -198,7 +198,7 @@ MESSAGES_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "add"}]}, "tools[0].input_schema: "),
     ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name: "),
     ({"tools": [TOOL] * 2}, "tools[1].name: 'add' is declared twice"),
-    ({"tools": [{**TOOL, "name": f"f{number}"} for number in range(129)]}, "tools: "),
+    ({"tools": [{**TOOL, "name": f"f{number}"} for number in range(2049)]}, "tools: "),
     ({"tool_choice": "auto"}, "tool_choice: "),
     ({"tool_choice": {"type": "required"}}, "tool_choice.type: "),
     ({"tool_choice": {"type": "any"}}, "tool_choice='required' needs tools"),
