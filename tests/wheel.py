@@ -15,7 +15,7 @@ import pytest
 
 from tests.forked import PRELOADED, PROJECT, become
 
-PATIENCE = 240
+PATIENCE = 780
 """Seconds after which a program is ended."""
 Run = Callable[[Sequence[str], Path], None]
 """Runs `python WORDS...` in a folder and fails where its exit status is not 0."""
