@@ -32,6 +32,14 @@ async def client(server: VLLMProcess) -> AsyncIterator[VLLMClient]:
         yield client
 
 
+async def test_an_update_that_was_left_open_gives_way_to_the_next(client: VLLMClient) -> None:
+    """The server answers with 500 that it is open, and closes the connection: the end needs another one."""
+    await client.pause("retract")
+    for _ in range(5):
+        await client.begin_weight_update(60)
+    await client.end_weight_update(60)
+
+
 async def sent(client: VLLMClient, sender: WeightSender, model: PreTrainedModel, version: int) -> None:
     """Send weights, which have to arrive."""
     await client.pause("retract")

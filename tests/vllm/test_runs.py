@@ -113,4 +113,5 @@ def test_trls_door_generates_with_vllm(model_dir: Path, tmp_path: Path, monkeypa
 
     trainer = GRPOTrainer(model_dir, length, GRPOConfig("run", use_vllm=True, **arguments), rows)
     assert trainer.train().global_step == 2
-    assert all(entry["checks/gap_worst"] < 1e-4 for entry in trainer.state.log_history)
+    *steps, summary = trainer.state.log_history
+    assert len(steps) == 2 and all(entry["checks/gap_worst"] < 1e-4 for entry in steps) and "train_runtime" in summary

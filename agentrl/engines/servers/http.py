@@ -258,10 +258,12 @@ class ServerHTTP:
 
     async def _call(self, method: str, path: str, body: Mapping[str, JSON] | None, timeout: float | None) -> bytes:
         content = None if body is None else orjson.dumps(body)
+        # A server that answers 500 closes the connection without a word, which the next call would be sent on.
+        headers = {**self._headers, "connection": "close"}
         try:
             async with asyncio.timeout(timeout):
                 url = f"{self.url}/{path.lstrip('/')}"
-                async with self._http.request(method, url, data=content, headers=self._headers) as response:
+                async with self._http.request(method, url, data=content, headers=headers) as response:
                     answer = await response.read()
         except FAULTS as error:
             raise ServerFailed(self.url, f"{path}: {describe(error)}") from error
