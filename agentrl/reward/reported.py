@@ -13,16 +13,16 @@ def compute_score(trajectory: Trajectory) -> float:
     Raises LookupError without either score.
     """
     numbers = trajectory.score_extra
-    if REPORTED not in numbers and trajectory.status in (Status.LENGTH, Status.TURN_LIMIT):
+    if REPORTED in numbers:
+        return numbers[REPORTED]
+    if trajectory.status in (Status.LENGTH, Status.TURN_LIMIT):
         raise LookupError(
             f"data_source agent/*: no score was reported after the budget was used up (status {trajectory.status}). "
             "The endpoint then refuses requests with code context_length_exceeded: an agent that is its own judge "
             "catches this, and reports a score all the same (docs/agents/)"
         )
-    if REPORTED not in numbers:
-        raise LookupError(
-            "data_source agent/*: no score was reported. A harness, and an agent in a container, is judged by "
-            "openai_proxy.check; any other agent returns {'score': NUMBER}, or somebody posts it to the session's "
-            "REPORT_URL/feedback (docs/openai_endpoint.md)"
-        )
-    return numbers[REPORTED]
+    raise LookupError(
+        "data_source agent/*: no score was reported. A harness, and an agent in a container, is judged by "
+        "openai_proxy.check; any other agent returns {'score': NUMBER}, or somebody posts it to the session's "
+        "REPORT_URL/feedback (docs/openai_endpoint.md)"
+    )
