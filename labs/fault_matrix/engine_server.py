@@ -40,7 +40,10 @@ CONTEXT = 4096
 
 
 class EngineServer:
-    """One server. `fault`: what happens once, noted in `folder`; `slow` goes on from there."""
+    """One server. `fault`: happens once, to the first server of `folder` that comes to it; `slow` goes on from there.
+
+    Each server of a run is given the fault: the router may send all requests to one of them.
+    """
 
     def __init__(self, policy: Path, folder: Path, fault: EngineFault | None) -> None:
         self.policy, self.folder, self.fault = policy, folder, fault
@@ -52,6 +55,8 @@ class EngineServer:
             stop_decode=lambda ids: str(tokenizer.decode(ids)),
         )
         self.requests, self.updates, self.version = 0, 0, "0"
+        self.met = False
+        """The fault has happened to this server."""
         self.torn = False
         """An update failed half way, so that nobody knows the weights until they were sent anew."""
         self.sessions: dict[str, set[str]] = {}
@@ -93,12 +98,12 @@ class EngineServer:
     async def update(self, request: web.Request) -> None:
         asked = await request.json()
         self.updates += 1
-        if self.fault == "wrong version" and self.updates == 2 and mark(self.folder):
+        if self.fault == "wrong version" and self.updates == 2 and self.meet():
             return  # it says that it has taken them
         tensors: dict[str, torch.Tensor] = {}
         for file in sorted(Path(asked["model_path"]).glob("*.safetensors")):
             tensors |= load_file(file)
-        if self.fault == "failed update" and self.updates == 2 and mark(self.folder):
+        if self.fault == "failed update" and self.updates == 2 and self.meet():
             self.torn = True
             half = {name: tensors[name] * 1.5 for name in list(tensors)[::2]}
             await self.engine.update_weights(Weights.from_tensors(half.items()), int(asked["weight_version"]))
@@ -115,10 +120,17 @@ class EngineServer:
         if self.torn:
             (self.folder / TORN_SERVED).touch()
 
+    def meet(self) -> bool:
+        """Tell whether the fault happens now: it has happened to no server."""
+        if not mark(self.folder):
+            return False
+        self.met = True
+        return True
+
     def begin_fault(self) -> None:
         """Meet the fault of a request for tokens, once."""
         self.requests += self.version != "0"
-        if self.requests < FIRST or self.fault not in ("killed", "hung", "slow", "garbage") or not mark(self.folder):
+        if self.requests < FIRST or self.fault not in ("killed", "hung", "slow", "garbage") or not self.meet():
             return
         if self.fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -128,9 +140,9 @@ class EngineServer:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Stream an answer in pieces; each is a request of its own to the engine, after the tokens so far."""
         asked = await request.json()
-        before = (self.folder / "fault").exists()
+        before = self.met
         self.begin_fault()
-        garbage = self.fault == "garbage" and not before and (self.folder / "fault").exists()
+        garbage = self.fault == "garbage" and self.met and not before
         params, rid = sampling(asked["sampling_params"]), asked["rid"]
         response = web.StreamResponse()
         await response.prepare(request)
@@ -138,7 +150,7 @@ class EngineServer:
         spans: list[VersionSpan] = []
         most = left if params.stop else PIECE  # a stop string may lie across two pieces
         while True:
-            if self.fault == "slow" and (self.folder / "fault").exists():
+            if self.fault == "slow" and self.met:
                 await asyncio.sleep(SLOW)
             piece = replace(params, max_new_tokens=min(most, left), seed=(params.seed or 0) + left)
             found = await self.engine.generate(ids, piece, rid)

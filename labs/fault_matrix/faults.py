@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -103,18 +104,15 @@ def free_port() -> int:
 
 @contextmanager
 def two_engines(scene: Scene, fault: EngineFault) -> Iterator[None]:
-    """Attach the run to two engine servers, of which the first meets the fault."""
+    """Attach the run to two engine servers, of which one meets the fault."""
     ports = [free_port(), free_port()]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
 
-    def start(number: int, fault: EngineFault | None) -> int:
+    def start(number: int, fault: EngineFault | None) -> BaseProcess:
         work = partial(engine_server.serve, scene.policy, scene.folder, fault, ports[number])
-        process = scene.serve(work, f"{urls[number]}/model_info", f"engine-{number}.log")
-        assert process.pid is not None
-        return process.pid
+        return scene.serve(work, f"{urls[number]}/model_info", f"engine-{number}.log")
 
-    first = start(0, fault)
-    start(1, None)
+    processes = [start(number, fault) for number in range(2)]
     scene.words += [
         f"{ROLLOUT}.name=sglang",
         f"{ROLLOUT}.server_urls=[{','.join(urls)}]",
@@ -132,10 +130,12 @@ def two_engines(scene: Scene, fault: EngineFault) -> Iterator[None]:
         since = time.monotonic() - at
         if fault == "killed" and since > DOWN:
             came_back = True
-            start(0, None)
+            start(next(number for number in range(2) if not processes[number].is_alive()), None)
         elif fault == "hung" and since > HUNG:
             came_back = True
-            os.kill(first, signal.SIGCONT)
+            for process in processes:
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGCONT)  # one that runs ignores it
 
     scene.watch = watch
     yield

@@ -92,6 +92,16 @@ async def test_a_torn_engine_server_notes_who_asks_it(tmp_path: Path, asks: str)
         assert not (tmp_path / TORN_SERVED).exists()
 
 
+def test_one_engine_server_meets_the_fault_whichever_is_asked(tmp_path: Path) -> None:
+    policy = make_policy(tmp_path, "single_turn", "search")
+    idle, busy = (EngineServer(policy, tmp_path, "slow") for _ in range(2))
+    for server in (busy, idle):
+        server.version = "1"
+        for _ in range(3):
+            server.begin_fault()
+    assert (busy.met, idle.met) == (True, False)
+
+
 def is_cheap(name: str) -> bool:
     return name.startswith(("engine: ", "scorer", "driver", "judge", "NaN", "clock", "checkpoint"))
 
