@@ -147,9 +147,10 @@ def digest_after(
 ) -> Digest:
     """Digest a message that follows `before`. Two messages are the same when role, text and calls are.
 
-    Arguments are compared as JSON values where they are JSON. An argument that equals its declared default may be left
-    out: programs write defaults into the calls that they send back. The ids of assistant turns' calls are names that
-    clients may replace, and most clients do not send reasoning back: both are left out.
+    Arguments are compared as JSON values where they are JSON. An argument that is null or equals its declared default
+    may be left out: programs write both into the calls that they send back, and some leave null out. The ids of
+    assistant turns' calls are names that clients may replace, and most clients do not send reasoning back: both are
+    left out.
 
     answered: number of the call that a tool's message answers, of the turn before, which stands for its id.
     doubles: integers above 2^53 are the same where they are the same double, as clients send them back. Otherwise each
@@ -158,9 +159,12 @@ def digest_after(
     calls = list[JSON]()
     for call in message.get("tool_calls", ()):
         name, arguments = call["function"]["name"], _canonical(call["function"]["arguments"], doubles)
-        if isinstance(arguments, dict) and (declared := defaults.get(name)):
+        if isinstance(arguments, dict):
+            declared = defaults.get(name, {})
             arguments = {
-                key: value for key, value in arguments.items() if key not in declared or declared[key] != _text(value)
+                key: value
+                for key, value in arguments.items()
+                if value is not None and (key not in declared or declared[key] != _text(value))
             }
         calls.append([name, arguments])
     named = None if message["role"] in ("assistant", "tool") else message.get("name")

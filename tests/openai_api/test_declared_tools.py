@@ -67,6 +67,13 @@ RESPONSES: dict[str, tuple[Any, str, dict[str, Any], dict[str, Any], dict[str, A
         {"type": "shell_call", "action": {"commands": ["ls"], "timeout_ms": 100}},
         {"type": "shell_call_output", "output": SHELL_OUTPUT, "max_output_length": None},
     ),
+    "a shell whose policy writes null": (
+        {"type": "shell", "environment": {"type": "local"}},
+        "shell",
+        {"commands": ["ls"], "timeout_ms": None},
+        {"type": "shell_call", "action": {"commands": ["ls"], "timeout_ms": None}},
+        {"type": "shell_call_output", "output": SHELL_OUTPUT},
+    ),
     "a patch": (
         {"type": "apply_patch"},
         "apply_patch",
