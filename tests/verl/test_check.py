@@ -296,6 +296,17 @@ def test_what_another_key_switches_off_is_said_at_the_start_and_is_not_the_same(
             assert " has no effect: " in line and why in line, line
 
 
+def test_a_key_whose_value_another_key_replaces_is_not_the_same() -> None:
+    words = f"actor_rollout_ref.hybrid_engine=False {ROLLOUT}.free_cache_engine=True"
+    (launch,) = launches(f"python3 -m verl.trainer.main_ppo {words}")
+    report = judge(launch)
+    assert f"{ROLLOUT}.free_cache_engine" not in report.translation.same
+    assert report.idle == {
+        f"{ROLLOUT}.free_cache_engine": f"{ROLLOUT}.free_cache_engine=true has no effect: "
+        "actor_rollout_ref.hybrid_engine=false sets it to false"
+    }
+
+
 @pytest.mark.parametrize(
     ("switch", "word"),
     [

@@ -137,6 +137,7 @@ def _translated(values: Values, schema: type[Section]) -> Translation:
     for key in sorted(entries, key=found.given.__contains__):  # the user's keys replace defaults of others
         if (entry := entries[key]) is not None:
             _apply(entry, key, values, found)
+    _note_replaced(found)
     if values.get(DIALECT) == VERL_0_2:
         found.loud[f"{DIALECT}={VERL_0_2}"] = rewrites.first_releases(values)
     found.faults = [*refusals(found, values), *contradictions(found, found.given)]
@@ -144,6 +145,18 @@ def _translated(values: Values, schema: type[Section]) -> Translation:
         verls = [key.removesuffix(".*") for key in sorted(known_keys())]
         found.faults.append(unknown_keys(found.strangers, [*leaves, *verls]))
     return found
+
+
+def _note_replaced(found: Translation) -> None:
+    """Note the keys of our names whose values another key replaces; null asks for nothing."""
+    for key in [key for key in found.same if not isinstance(found.written[key], dict)]:
+        value, held = found.written[key], found.values[key]
+        if value not in (None, held):
+            by = next(other for other, ours in reversed(found.translated.items()) if key in ours)
+            found.same.remove(key)
+            found.unread[key] = (
+                f"{key}={shown(value)} has no effect: {by}={shown(found.written[by])} sets it to {shown(held)}"
+            )
 
 
 def _apply(entry: VerlKey, key: str, values: Values, found: Translation) -> None:
