@@ -138,7 +138,7 @@ def checked(request: Translated, placed: Sequence[Placed]) -> Translated:
         message = f"{path}: expected at most {MAX_MESSAGES:,} messages, each result of a tool counted as one."
         raise ApiError(400, message, param=path, code="invalid_value")
     check_conversation(request.messages, lambda index, field: placed[index].path)
-    check_tools(request, "name")
+    check_tools(request)
     check_format(request)
     return request
 

@@ -43,6 +43,7 @@ from agentrl.openai_api.request import (
     ToolCall,
     Tools,
     content_kind,
+    refuse_twice,
 )
 from agentrl.openai_api.wire import DROPPED, Dropped, Listed, Reading, Wire, kind_of, tagged, validated
 from agentrl.openai_api.writer import EventWriter, pieces
@@ -518,8 +519,11 @@ def _declared(tools: Sequence[Tool | ClientTool | DroppedTool], reading: Reading
     """Translate tools: (tools that the prompt declares, deferred tools).
 
     A deferred tool is declared where a search of the client's finds it, after the prompt, which stays as it is. Where
-    the search would run at a provider, all tools are declared.
+    the search would run at a provider, all tools are declared. Raises ApiError for a tool that is declared twice.
     """
+    refuse_twice(
+        (tool.name, f"tools[{index}].name") for index, tool in enumerate(tools) if not isinstance(tool, DroppedTool)
+    )
     searched = any(name.startswith("tool_search_tool") for name in reading.dropped)
     declared, later = Tools(), Later()
     for tool in tools:

@@ -491,6 +491,11 @@ def read_request(body: JSON, reading: Reading) -> ChatRequest:
     """Read a request. Raises ApiError naming the field that is wrong or not supported."""
     request = validated(body, ChatRequest, reading)
     check_conversation(request.messages)
+    refuse_twice(
+        (tool["function"]["name"], f"tools[{index}].function.name")
+        for index, tool in enumerate(cast("list[ToolSchema | Dropped]", request.tools or ()))
+        if not isinstance(tool, Dropped)
+    )
     check_tools(request)
     check_format(request)
     return request
@@ -563,11 +568,17 @@ def _refusal(place: Place, index: int, field: str, problem: str) -> ApiError:
     return ApiError(400, f"{param}: {problem}.", param=param, code="invalid_value")
 
 
-def check_tools(request: ChatRequest, named: str = "function.name") -> None:
-    """Raise ApiError for too many tools, a name that is declared twice, and a forced call of no declared tool.
+def refuse_twice(names: Iterable[tuple[str, str]]) -> None:
+    """Raise ApiError for a tool that is declared twice. `names`: (name, its path in the client's request)."""
+    known = set[str]()
+    for name, param in names:
+        if name in known:
+            raise ApiError(400, f"{param}: {name!r} is declared twice.", param=param, code="invalid_value")
+        known.add(name)
 
-    `named`: path of a tool's name in its declaration.
-    """
+
+def check_tools(request: ChatRequest) -> None:
+    """Raise ApiError for too many tools, and a forced call of no declared tool."""
     known_names = dict.fromkeys(request.callable_names)
     if (number := len(known_names)) > MAX_TOOLS:
         message = (
@@ -575,15 +586,6 @@ def check_tools(request: ChatRequest, named: str = "function.name") -> None:
             "leave out tools that the task does not need, e.g. MCP servers in the program's settings."
         )
         raise ApiError(400, message, param="tools", code="invalid_value")
-    names = dict[str, None]()
-    for index, tool in enumerate(request.tools or ()):
-        if isinstance(tool, Dropped):
-            continue
-        name = cast(ToolSchema, tool)["function"]["name"]
-        if name in names:
-            param = f"tools[{index}].{named}"
-            raise ApiError(400, f"{param}: {name!r} is declared twice.", param=param, code="invalid_value")
-        names[name] = None
     choice = request.tool_choice
     if choice == "required" and not known_names:
         raise ApiError(400, "tool_choice='required' needs tools.", param="tool_choice", code="invalid_value")

@@ -41,6 +41,7 @@ from agentrl.openai_api.request import (
     Tools,
     choice_kind,
     content_kind,
+    refuse_twice,
 )
 from agentrl.openai_api.responses_tools import (
     AnyTool,
@@ -48,6 +49,7 @@ from agentrl.openai_api.responses_tools import (
     arguments_of,
     call_of,
     flat,
+    names_of,
     search_is_ours,
 )
 from agentrl.openai_api.wire import DROPPED, Dropped, Listed, Reading, Wire, short, tagged, validated
@@ -317,6 +319,7 @@ class Responses:
         before = _continued(asked, kept)
         # Tools that earlier searches found stay; `tools` are declared with each request.
         declared = Declared(reading.drop, dict(before.offered), list(before.later))
+        refuse_twice(names_of(tools))
         functions: Tools = list(declared.functions(tools, deferred=not search_is_ours(tools)))
         if isinstance(asked.input, str):
             new = [Placed(ChatMessage(role="user", content=asked.input), "input")]

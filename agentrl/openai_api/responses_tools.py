@@ -200,6 +200,19 @@ class Declared:
         yield function(tool.type, tool.description or kind.description, tool.parameters or kind.parameters)
 
 
+def names_of(tools: Sequence[AnyTool]) -> Iterator[tuple[str, str]]:
+    """List the functions that stand for declared tools: (name, path of the declaration's name)."""
+    for index, tool in enumerate(tools):
+        if isinstance(tool, Tool):
+            yield flat(tool.name, None), f"tools[{index}].name"
+        elif isinstance(tool, KindTool):
+            yield tool.type, f"tools[{index}].type"
+        elif isinstance(tool, Namespace):
+            for number, inner in enumerate(tool.tools):
+                if isinstance(inner, Tool):
+                    yield flat(inner.name, tool.name), f"tools[{index}].tools[{number}].name"
+
+
 def search_is_ours(tools: Sequence[AnyTool]) -> bool:
     """Say whether the client searches deferred tools."""
     return any(

@@ -198,6 +198,7 @@ MESSAGES_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "add"}]}, "tools[0].input_schema: "),
     ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name: "),
     ({"tools": [TOOL] * 2}, "tools[1].name: 'add' is declared twice"),
+    ({"tools": [{**TOOL, "defer_loading": True}, TOOL]}, "tools[1].name: 'add' is declared twice"),
     ({"tools": [{**TOOL, "name": f"f{number}"} for number in range(2049)]}, "tools: "),
     ({"tool_choice": "auto"}, "tool_choice: "),
     ({"tool_choice": {"type": "required"}}, "tool_choice.type: "),
@@ -218,6 +219,7 @@ ASSISTANT = {"type": "message", "role": "assistant", "content": [{"type": "outpu
 REASONING = {"type": "reasoning", "id": "r", "summary": []}
 PATCH = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}}
 DECLARED = {"type": "function", **FUNCTION}
+GROUP = {"type": "namespace", "name": "math", "tools": [DECLARED]}
 FUNCTIONS = [{**DECLARED, "name": f"f{number}"} for number in range(1025)]
 
 
@@ -301,6 +303,12 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"store": "no"}, "store: "),
     ({"tools": {}}, "tools: "),
     ({"tools": [DECLARED] * 2}, "tools[1].name: 'add' is declared twice"),
+    ({"tools": [{**DECLARED, "defer_loading": True}] * 2}, "tools[1].name: 'add' is declared twice"),
+    ({"tools": [{"type": "web_search"}, GROUP, GROUP]}, "tools[2].tools[0].name: 'math__add' is declared twice"),
+    (
+        {"tools": [{"type": "shell"}, {"type": "web_search"}, {"type": "shell"}]},
+        "tools[2].type: 'shell' is declared twi",
+    ),
     ({"tools": [{**DECLARED, "name": "a b"}]}, "tools[0].name: "),
     ({"tool_choice": "required"}, "tool_choice='required' needs tools"),
     ({"tool_choice": "any"}, "tool_choice: "),
