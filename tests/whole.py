@@ -15,19 +15,24 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+
+from sandbox.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 
 PROJECT = Path(__file__).resolve().parent.parent
 RESULTS = PROJECT / ".test-all"
 PAGE = PROJECT / "docs" / "performance.md"
 MARKS = ("<!-- make test-all -->", "<!-- end of make test-all -->")
 
+LAST_SECONDS = 10.0
+"""For processes that end a moment after the part."""
 OUT = "{out}"
 """Argument that stands for a folder of the part and the state of the files: a part that was ended goes on in it."""
 
@@ -123,19 +128,42 @@ def run(part: Part, tree: str, commit: str) -> Result:
     report.unlink(missing_ok=True)
     command = [*given, f"--junitxml={report}"] if part.pytest else given
     began, cpu = time.monotonic(), children_cpu_seconds()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     with (RESULTS / f"{part.name}.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert process.stdout is not None
+        orphans = threading.Thread(target=wait_for_orphans, args=(process.pid,), daemon=True)
+        orphans.start()
         with ended(process):
             for line in process.stdout:
                 log.write(line)
                 sys.stdout.buffer.write(line)
                 sys.stdout.flush()
+            orphans.join()
+    wait_for_the_last()
     passed, failed, skipped = counts(report) if report.exists() else (0, 0, 0)
     seconds, cpu_seconds = time.monotonic() - began, children_cpu_seconds() - cpu
     result = Result(tree, commit, process.returncode, passed, failed, skipped, round(seconds, 1), round(cpu_seconds, 1))
     kept(part).write_text(json.dumps(asdict(result)))
     return result
+
+
+def wait_for_orphans(last: int) -> None:
+    """Wait for each child process, also for children of processes that have ended, until the child `last` ends.
+
+    Only then their CPU time counts: Ray's workers and a fork server outlive the process that began them.
+    """
+    while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) is not None and found.si_pid != last:
+        os.waitpid(found.si_pid, 0)
+
+
+def wait_for_the_last() -> None:
+    """Wait some seconds for processes that end with the part."""
+    end = time.monotonic() + LAST_SECONDS
+    with suppress(ChildProcessError):
+        while time.monotonic() < end:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.05)
 
 
 @contextmanager
