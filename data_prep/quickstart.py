@@ -38,7 +38,7 @@ class Recipe:
     seed: int = 1
     train_rows: int = 2048
     val_rows: int = 96
-    good_rows: int = 7680
+    good_rows: int = 10240
     """Conversations of the first warm-up phase."""
     flawed_rows: int = 1920
     """Conversations of the last warm-up phase, in which most are flawed."""

@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.gpu.part import row, setting
 
-SEED = 501
-DOCUMENTED = {"success_sampled": (0.167, 0.958), "success_greedy": (0.146, 1.0)}
+SEED = 541
+DOCUMENTED = {"success_sampled": (0.292, 0.979), "success_greedy": (0.635, 1.0)}
 """Success of the seed, before and after."""
 STEPS = 30
 STAGES = ("step", "rollout", "old_log_prob", "update_actor", "sync_weights")
