@@ -49,7 +49,6 @@ from agentrl.openai_api.responses_tools import (
     arguments_of,
     call_of,
     flat,
-    names_of,
     search_is_ours,
 )
 from agentrl.openai_api.wire import DROPPED, Dropped, Listed, Reading, Wire, short, tagged, validated
@@ -319,8 +318,8 @@ class Responses:
         before = _continued(asked, kept)
         # Tools that earlier searches found stay; `tools` are declared with each request.
         declared = Declared(reading.drop, dict(before.offered), list(before.later))
-        refuse_twice(names_of(tools))
         functions: Tools = list(declared.functions(tools, deferred=not search_is_ours(tools)))
+        refuse_twice(declared.named)
         if isinstance(asked.input, str):
             new = [Placed(ChatMessage(role="user", content=asked.input), "input")]
         else:

@@ -165,52 +165,47 @@ class Declared:
     """Tools by the name that the policy calls them by, those that are not in the prompt, too."""
     later: list[dict[str, object]] = field(default_factory=list)
     """Functions that stand behind the beginning of the prompt."""
+    named: list[tuple[str, str]] = field(default_factory=list)
+    """Names of `offered` in the order of their declarations, each with its path in its list of tools."""
 
     def functions(self, tools: Sequence[AnyTool], *, deferred: bool) -> Iterator[dict[str, object]]:
         """Translate tools; `deferred`: also tools that wait for a search."""
-        for tool in tools:
+        for index, tool in enumerate(tools):
+            place = f"tools[{index}]"
             if isinstance(tool, Tool):
-                yield from self._function(tool, None, "", deferred=deferred)
+                yield from self._function(tool, place, None, "", deferred=deferred)
             elif isinstance(tool, KindTool):
-                yield from self._kind(tool)
+                yield from self._kind(tool, place)
             elif isinstance(tool, Namespace):
                 about = tool.description or ""
-                for inner in tool.tools:
+                for number, inner in enumerate(tool.tools):
                     if isinstance(inner, Tool):
-                        for made in self._function(inner, tool.name, about, deferred=deferred):
+                        within = f"{place}.tools[{number}]"
+                        for made in self._function(inner, within, tool.name, about, deferred=deferred):
                             yield made
                             about = ""
 
     def _function(
-        self, tool: Tool, namespace: str | None, about: str, *, deferred: bool
+        self, tool: Tool, place: str, namespace: str | None, about: str, *, deferred: bool
     ) -> Iterator[dict[str, object]]:
         name = flat(tool.name, namespace)
-        self.offered[name] = Offered(tool.type, tool.name, namespace)
+        self._offer(name, f"{place}.name", Offered(tool.type, tool.name, namespace))
         if not tool.defer_loading or deferred:
             texts = [text for text in (about, tool.description) if text]
             parameters = FREE if tool.type == "custom" else tool.parameters
             yield function(name, "\n\n".join(texts) if texts else tool.description, parameters)
 
-    def _kind(self, tool: KindTool) -> Iterator[dict[str, object]]:
+    def _kind(self, tool: KindTool, place: str) -> Iterator[dict[str, object]]:
         if tool.type == "tool_search" and tool.execution != "client":
             self.drop(tool.type, PROVIDER)
             return
         kind = KINDS[tool.type]
-        self.offered[tool.type] = Offered(tool.type, tool.type)
+        self._offer(tool.type, f"{place}.type", Offered(tool.type, tool.type))
         yield function(tool.type, tool.description or kind.description, tool.parameters or kind.parameters)
 
-
-def names_of(tools: Sequence[AnyTool]) -> Iterator[tuple[str, str]]:
-    """List the functions that stand for declared tools: (name, path of the declaration's name)."""
-    for index, tool in enumerate(tools):
-        if isinstance(tool, Tool):
-            yield flat(tool.name, None), f"tools[{index}].name"
-        elif isinstance(tool, KindTool):
-            yield tool.type, f"tools[{index}].type"
-        elif isinstance(tool, Namespace):
-            for number, inner in enumerate(tool.tools):
-                if isinstance(inner, Tool):
-                    yield flat(inner.name, tool.name), f"tools[{index}].tools[{number}].name"
+    def _offer(self, name: str, path: str, tool: Offered) -> None:
+        self.offered[name] = tool
+        self.named.append((name, path))
 
 
 def search_is_ours(tools: Sequence[AnyTool]) -> bool:

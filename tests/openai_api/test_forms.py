@@ -251,6 +251,7 @@ RESPONSES_FORMS: list[Form] = [
         {"tools": [{"type": "web_search"}, {"type": "mcp", "server_label": "x"}], "max_tool_calls": 3},
         {"tools": [{"type": "namespace", "name": "n", "description": "N.", "tools": [DECLARED, PATCH]}]},
         {"tools": [{"type": "local_shell"}, {"type": "shell"}, {"type": "apply_patch"}, {"type": "tool_search"}]},
+        {"tools": [{"type": "tool_search"}, {**DECLARED, "name": "tool_search"}, {"type": "tool_search"}]},
         {"include": ["file_search_call.results"]},
         {"temperature": 1, "top_p": 0.5, "reasoning": {"effort": "high", "summary": "auto"}},
         {"text": {"format": {"type": "text"}, "verbosity": "low"}},
@@ -307,7 +308,7 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}, GROUP, GROUP]}, "tools[2].tools[0].name: 'math__add' is declared twice"),
     (
         {"tools": [{"type": "shell"}, {"type": "web_search"}, {"type": "shell"}]},
-        "tools[2].type: 'shell' is declared twi",
+        "tools[2].type: 'shell' is declared twice",
     ),
     ({"tools": [{**DECLARED, "name": "a b"}]}, "tools[0].name: "),
     ({"tool_choice": "required"}, "tool_choice='required' needs tools"),
