@@ -134,10 +134,11 @@ def _translated(values: Values, schema: type[Section]) -> Translation:
             found.values[key] = values[key]
         elif entry is None:
             found.strangers.append(key)
+    setters = dict[str, str]()
     for key in sorted(entries, key=found.given.__contains__):  # the user's keys replace defaults of others
         if (entry := entries[key]) is not None:
-            _apply(entry, key, values, found)
-    _note_replaced(found)
+            setters |= dict.fromkeys(_apply(entry, key, values, found), key)
+    _note_replaced(found, setters)
     if values.get(DIALECT) == VERL_0_2:
         found.loud[f"{DIALECT}={VERL_0_2}"] = rewrites.first_releases(values)
     found.faults = [*refusals(found, values), *contradictions(found, found.given)]
@@ -147,25 +148,29 @@ def _translated(values: Values, schema: type[Section]) -> Translation:
     return found
 
 
-def _note_replaced(found: Translation) -> None:
-    """Note the keys of our names whose values another key replaces; null asks for nothing."""
+def _note_replaced(found: Translation, setters: Mapping[str, str]) -> None:
+    """Note the keys of our names whose values another key replaces; null asks for nothing.
+
+    `setters`: the last key of verl's that sets a key of ours, by that key.
+    """
     for key in [key for key in found.same if not isinstance(found.written[key], dict)]:
         value, held = found.written[key], found.values[key]
         if value not in (None, held):
-            by = next(other for other, ours in reversed(found.translated.items()) if key in ours)
+            by = setters[key]
             found.same.remove(key)
             found.unread[key] = (
                 f"{key}={shown(value)} has no effect: {by}={shown(found.written[by])} sets it to {shown(held)}"
             )
 
 
-def _apply(entry: VerlKey, key: str, values: Values, found: Translation) -> None:
+def _apply(entry: VerlKey, key: str, values: Values, found: Translation) -> dict[str, JSON]:
+    """Sort a key into `found`; returns our keys and values for it, none where it is refused."""
     value = values[key]
     try:
         ours = _ours(entry, key, values)
     except Refusal as error:
         found.unsupported[key] = str(error)
-        return
+        return {}
     if entry.unread(value, values):
         found.unread[key] = f"{key}={shown(value)} has no effect: {entry.text}"
     elif ours == {key: value}:
@@ -181,6 +186,7 @@ def _apply(entry: VerlKey, key: str, values: Values, found: Translation) -> None
     for name, one in ours.items():
         old = found.values.get(name)
         found.values[name] = {**as_object(old), **one} if isinstance(one, dict) and isinstance(old, dict) else one
+    return ours
 
 
 def _ours(entry: VerlKey, key: str, values: Values) -> dict[str, JSON]:
