@@ -140,9 +140,10 @@ def run(part: Part, tree: str, commit: str) -> Result:
                 sys.stdout.buffer.write(line)
                 sys.stdout.flush()
             orphans.join()
+    seconds = time.monotonic() - began
     wait_for_the_last()
+    cpu_seconds = children_cpu_seconds() - cpu
     passed, failed, skipped = counts(report) if report.exists() else (0, 0, 0)
-    seconds, cpu_seconds = time.monotonic() - began, children_cpu_seconds() - cpu
     result = Result(tree, commit, process.returncode, passed, failed, skipped, round(seconds, 1), round(cpu_seconds, 1))
     kept(part).write_text(json.dumps(asdict(result)))
     return result

@@ -122,27 +122,25 @@ class EngineServer:
 
     def meet(self) -> bool:
         """Tell whether the fault happens now: it has happened to no server."""
-        if not mark(self.folder):
-            return False
-        self.met = True
-        return True
+        begins = mark(self.folder)
+        self.met |= begins
+        return begins
 
-    def begin_fault(self) -> None:
-        """Meet the fault of a request for tokens, once."""
+    def begin_fault(self) -> bool:
+        """Meet the fault of a request for tokens, once; returns True where it happens now."""
         self.requests += self.version != "0"
         if self.requests < FIRST or self.fault not in ("killed", "hung", "slow", "garbage") or not self.meet():
-            return
+            return False
         if self.fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.fault == "hung":
             os.kill(os.getpid(), signal.SIGSTOP)
+        return True
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Stream an answer in pieces; each is a request of its own to the engine, after the tokens so far."""
         asked = await request.json()
-        before = self.met
-        self.begin_fault()
-        garbage = self.fault == "garbage" and self.met and not before
+        garbage = self.begin_fault() and self.fault == "garbage"
         params, rid = sampling(asked["sampling_params"]), asked["rid"]
         response = web.StreamResponse()
         await response.prepare(request)
