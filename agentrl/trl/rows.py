@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -125,12 +125,16 @@ def _read_json(path: Path, argument: str) -> Sequence[Mapping[str, object]]:
     return [{**names, **row} for row in rows]
 
 
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, Sized) and len(value) == 0)  # an array of numpy has no truth value
+
+
 def _prompt(row: object, place: str) -> list[Mapping[str, object]]:
     """Return the messages of a row. Raises DataError."""
     if not isinstance(row, Mapping) or "prompt" not in row:
         columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else repr(row)[:80]
         raise DataError(f"{place}: expected a column prompt, found {columns}")
-    if pictures := [name for name in ("image", "images") if row.get(name)]:
+    if pictures := [name for name in ("image", "images") if not _is_empty(row.get(name))]:
         raise DataError(
             f"{place}: column {pictures[0]}: this door reads text; images are a column of agentrl (docs/vision.md)"
         )

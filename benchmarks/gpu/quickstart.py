@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.part import row, setting
+from benchmarks.training.quickstart_seeds import GREEDY, SAMPLED, SEEDS, documented
 
-SEED = 541
-DOCUMENTED = {"success_sampled": (0.292, 0.979), "success_greedy": (0.635, 1.0)}
-"""Success of the seed, before and after."""
+SEED = SEEDS[0]
 STEPS = 30
 STAGES = ("step", "rollout", "old_log_prob", "update_actor", "sync_weights")
 
@@ -32,24 +31,24 @@ def read(metrics: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def tell(steps: list[dict[str, Any]], warm_up: float, documented: Mapping[str, tuple[float, float]]) -> None:
+def tell(steps: list[dict[str, Any]], warm_up: float, expected: Mapping[str, tuple[float, float]]) -> None:
     """Print rows of a run so far.
 
     Args:
         warm_up: seconds until its first line.
-        documented: success before and after by metric, on a CPU.
+        expected: success before and after by metric, on a CPU.
     """
     if not steps:
         return
     trained = [step for step in steps if "time/step" in step]
     row("seconds until the first validation is done", seen=warm_up)
-    validated = [step for step in steps if "val/success_sampled" in step]
-    for name in DOCUMENTED:
-        label = name.replace("_", ", ")
-        before, after = documented.get(name, (None, None))
-        row(f"{label} before", seen=validated[0][f"val/{name}"], documented_for_a_CPU=before)
+    validated = [step for step in steps if SAMPLED in step]
+    for name in (SAMPLED, GREEDY):
+        label = name.removeprefix("val/").replace("_", ", ")
+        before, after = expected.get(name, (None, None))
+        row(f"{label} before", seen=validated[0][name], documented_for_a_CPU=before)
         if len(validated) > 1:
-            row(f"{label} last", seen=validated[-1][f"val/{name}"], documented_for_a_CPU=after)
+            row(f"{label} last", seen=validated[-1][name], documented_for_a_CPU=after)
             row("steps before the last validation", seen=validated[-1]["step"])
     if len(trained) > 1:  # the first one loads and allocates
         row("steps done", seen=len(trained))
@@ -65,13 +64,13 @@ def median(steps: list[dict[str, Any]], name: str) -> float | None:
     return statistics.median(found) if found else None
 
 
-def watch(words: Sequence[str], run: Path, documented: Mapping[str, tuple[float, float]]) -> None:
+def watch(words: Sequence[str], run: Path, expected: Mapping[str, tuple[float, float]]) -> None:
     """Run a training and print its rows as its steps end. Raises SystemExit when it fails."""
     began, first = time.monotonic(), 0.0
     training = subprocess.Popen([sys.executable, "-m", "agentrl.train", *words, f"trainer.default_local_dir={run}"])
     for steps in followed(training, run / "metrics.jsonl"):
         first = first or time.monotonic() - began
-        tell(steps, first, documented)
+        tell(steps, first, expected)
     row("seconds of the whole job", seen=time.monotonic() - began)
     if training.returncode != 0:
         sys.exit(f"the training ended with status {training.returncode}")
@@ -100,7 +99,7 @@ def main() -> None:
             f"trainer.total_training_steps={2 if asked.tiny else STEPS}",
             *(["data.val_max_samples=16"] if asked.tiny else []),
         ]
-        watch(words, Path(name) / "run", {} if asked.tiny else DOCUMENTED)
+        watch(words, Path(name) / "run", {} if asked.tiny else documented(SEED))
 
 
 if __name__ == "__main__":

@@ -137,6 +137,13 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
+def documented(seed: int) -> dict[str, tuple[float, float]]:
+    """Read a seed's success before and after, by metric, from its row of the table on docs/quickstart.md."""
+    cells = next(line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {seed} |"))
+    before, *_, after, greedy_before, greedy_after = (float(cell.strip(" %")) / 100 for cell in cells.split("|")[2:-1])
+    return {SAMPLED: (before, after), GREEDY: (greedy_before, greedy_after)}
+
+
 def draw(runs: Sequence[Run], out: Path) -> None:
     """Every run's success in training and in validation, sampled, against the step."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

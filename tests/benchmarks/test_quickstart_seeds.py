@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.training.quickstart_seeds import SEEDS, Run, document, run_whole, seed_of, stands_still, table
+from benchmarks.training.quickstart_seeds import (
+    GREEDY,
+    SAMPLED,
+    SEEDS,
+    Run,
+    document,
+    documented,
+    run_whole,
+    seed_of,
+    stands_still,
+    table,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +73,7 @@ def test_no_seed_is_left_out_of_the_count_and_a_run_that_is_there_is_not_repeate
     text = page.read_text()
     assert "old" not in text and text.startswith("above\n") and text.endswith("below\n")
     assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| 5")] == ["| 501", "| 502", "| 503"]
+    assert documented(502) == {SAMPLED: (0.1, 0.89), GREEDY: (0.2, 0.2)}
     assert (tmp_path / "images" / "seeds.png").stat().st_size > 5_000
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -357,6 +358,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a dataset of text": ({"rows": [{"prompt": "The sky is"}]}, r"train_dataset, row 0.*'role': 'user'"),
     "no prompt": ({"rows": [{"question": "2 + 2?"}]}, "expected a column prompt, found question"),
     "images": ({"rows": [{**ROWS[0], "image": b"1"}]}, "column image"),
+    "an image as an array": ({"rows": [{**ROWS[0], "image": np.zeros((2, 2, 3))}]}, "column image"),
     "a stream": ({"rows": iter(ROWS)}, r"list\(stream.take"),
     "a missing file": ({"rows": "no/such.parquet"}, r"no such file.*\[hub\]"),
     "too few rows": ({"rows": ROWS[:1], "max_steps": -1}, "train_dataset has 1 rows"),

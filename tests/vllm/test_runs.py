@@ -86,7 +86,7 @@ def test_a_run_from_start_to_end(model_dir: Path, tmp_path: Path, staleness: int
 
 
 def test_the_quickstart_reaches_the_success_of_the_embedded_engine(tmp_path: Path) -> None:
-    """A third of its steps: the seeds of docs/quickstart.md have 83 to 96 % then. It reads long prompts in parts."""
+    """A third of its steps: the seeds of docs/quickstart.md have 94 to 99 % then. It reads long prompts in parts."""
     keys = ["actor_rollout_ref.rollout.name=vllm", "trainer.total_training_steps=10"]
     run = Run([*keys, f"trainer.default_local_dir={tmp_path}/run"], tmp_path, tmp_path)
     try:
