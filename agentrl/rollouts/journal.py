@@ -32,7 +32,7 @@ from agentrl.system.call_journal import Entry, Kind
 from agentrl.system.json_value import JSON, as_mapping, as_object
 from agentrl.system.publish import AppendedFile, flush_to_disk, published
 from agentrl.trajectory import Trajectory
-from agentrl.trajectory.parquet import from_row, to_row, turn_row
+from agentrl.trajectory.parquet import from_row, to_row, turn_row, valid_unicode
 from agentrl.trajectory.sample import Sample
 from agentrl.trajectory.staleness import newest_version
 
@@ -365,7 +365,7 @@ def _written(trajectories: Sequence[Trajectory]) -> bytes:
         for name, kind in _BY_TOKEN.items():
             tokens += [array(kind, getattr(transcript, name)).tobytes() for transcript in one.transcripts]
         row |= dict.fromkeys(_BY_TOKEN) | {"lengths": [len(transcript.ids) for transcript in one.transcripts]}
-        row["turns"] = [{**turn_row(turn), "state": turn.state} for turn in one.turns]
+        row["turns"] = [{**turn_row(turn), "state": turn.state and valid_unicode(turn.state)} for turn in one.turns]
         rows.append(row)
     told = to_json(rows, inf_nan_mode="constants", fallback=float)
     return b"\n".join((told, b"".join(tokens)))

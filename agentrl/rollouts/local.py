@@ -417,7 +417,7 @@ class LocalRollouts:
             trajectories += group
         made = self.pack_trajectories(task, trajectories, first * task.each, show=show)
         for one in trajectories:
-            for transcript in one.transcripts if exclusion(one) is None else ():
+            for transcript in one.transcripts if exclusion(one) is None and not one.baseline else ():
                 for span in transcript.versions:
                     if span.start < transcript.trained_end:
                         made.versions[span.version] += min(span.end, transcript.trained_end) - span.start

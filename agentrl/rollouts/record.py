@@ -67,6 +67,8 @@ class Record:
 
     def load(self, state: Mapping[str, JSON], schedule: StalenessScheduler) -> None:
         """Resume the checkpoint with this state and schedule. Raises DataError where they do not agree."""
+        if schedule.step == 0:  # no checkpoint: a worker died before the first one
+            self.begin()
         self._is_begun, left = True, set(dict(schedule.left))
         found = state.get("ledger")  # none: the run took turns until now
         self.ledger = (

@@ -253,12 +253,13 @@ class TrainingRun(Generic[ConfigT]):
             training.whole = training.state()
             if (budget := self._setting.budget) is not None:
                 training.whole["budget"] = budget.state()
+            # Here, as the checkpoint that a SIGTERM asks for has to know of this step.
+            is_best = self._checkpoints.best.take(training.step, step.metrics)
         finally:
             allow()
         # The save of an earlier step may have reached the disk meanwhile: then it counts from now on.
         self._checkpoints.settle(wait=False)
         is_due = (keys.save_freq > 0 or self._of_rl is not None) and due(keys.save_freq, training.step, total)
-        is_best = self._checkpoints.best.take(training.step, step.metrics)
         over = step.stop or self._checkpoints.best.over
         if is_best or is_due or over is not None:
             self._save(training.whole)

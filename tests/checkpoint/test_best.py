@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 
 from agentrl.checkpoint.best import BestBy
 from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.remote import ObjectStore
+from agentrl.config import Config
 from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.observe.open import open_display
+from agentrl.rollouts.saving import Retention
+from agentrl.system.termination import Terminated
+from agentrl.trainer.observer import StepDone
+from agentrl.trainer.run import Training, TrainingRun
 from agentrl.trainer.setting import best_by
 from tests.naming import naming
 
@@ -68,6 +77,40 @@ def test_a_resumed_run_knows_the_best_before_it(tmp_path: Path) -> None:
     other.load(tmp_path / "step_000004")
     train(other, 5, [5.0, 6.0])
     assert steps(tmp_path) == [5, 6]
+
+
+class Steps(Training[Config]):
+    """Steps that get better, and change nothing."""
+
+    def take_step(self, *, validates: bool) -> StepDone:
+        return StepDone(number=self.step, metrics={"val/score": float(self.step)})
+
+    def validate_first(self) -> StepDone:
+        return StepDone(number=0, metrics={})
+
+    def tell_end(self) -> None: ...
+
+
+def test_the_checkpoint_that_sigterm_asks_for_knows_the_best_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = manager(tmp_path / "checkpoints")
+    folder = SimpleNamespace(path=tmp_path, begin=lambda *parts: None, retention=Retention(tmp_path, None))
+    with open_display("test") as display:
+        setting: Any = SimpleNamespace(config=Config(), display=display, folder=folder, checkpoints=checkpoints)
+        setting.total_steps, setting.begun_from, setting.budget = 9, None, None
+        training = Steps(setting, cast(Any, None), {}, cast(Any, None))
+
+        def came() -> None:
+            if training.step == 2:
+                raise Terminated
+
+        monkeypatch.setattr("agentrl.trainer.run.allow", came)
+        with pytest.raises(Terminated):
+            list(TrainingRun(training))
+    again = manager(tmp_path / "checkpoints")
+    again.load(tmp_path / "checkpoints" / "step_000002")
+    assert again.best.found is not None and again.best.found.step == 2
 
 
 def test_it_stays_in_the_object_store_too(tmp_path: Path) -> None:

@@ -145,6 +145,20 @@ def test_a_batch_that_the_groups_cannot_make_up_is_refused(tmp_path: Path) -> No
         found.again(schedule)
 
 
+def test_going_back_to_the_start_takes_nothing_of_a_run_before(tmp_path: Path) -> None:
+    """As where a worker dies in the validation before the first step; a batch of this run is taken again."""
+    LedgerFile(tmp_path).add(RecordedBatch(1, 0, {0: PromptStatus.TRAINED}))
+    Journal(tmp_path, "key").add(record(0, GroupStatus.SCORED, 0, [trajectory(0)]))
+    start = StalenessScheduler(Settings(1, 9, max_staleness=1, depth=1))
+    told: list[str] = []
+    found = Record(tmp_path, "key", told.append)
+    found.load({"ledger": Ledger().state()}, start)
+    assert not found.plan and not found.journal.ended and len(told) == 1 and "1 prompts that a run before" in told[0]
+    found.taken(1, 0, {0: PromptStatus.TRAINED})
+    found.load({"ledger": Ledger().state()}, start)
+    assert [batch.step for batch in found.plan] == [1]
+
+
 def test_a_record_ends_after_all_prompts_of_plan_and_journal(tmp_path: Path) -> None:
     found = Record(tmp_path, "key", pytest.fail)
     assert found.end == 0
@@ -203,10 +217,11 @@ def test_a_record_holds_trajectories_whole() -> None:
         Transcript(prompt_length=0),
     ]
     several.transcripts[0].trained_to, several.transcripts[1].score = 0, 0.25
+    several.turns[0].state = "\ud83d"
     several.metrics, several.score_extra = {"a": math.inf, "b": 1, "c": float(numpy.float32(0.1))}, {"n": math.nan}
     none.transcripts = []
     found = trajectories_in(record(0, GroupStatus.SCORED, 1, [several, none]))
-    several.turns[0].text = "three \ufffd"
+    several.turns[0].text, several.turns[0].state = "three \ufffd", "\ufffd"
     several.transcripts[0].logprobs[1] = float(numpy.float32(-0.1234567))
     several.transcripts[1].logprobs[0] = float(numpy.float32(-1e-30))
     assert found[0].transcripts == several.transcripts and found[1].transcripts == []
@@ -327,7 +342,8 @@ def test_a_whole_frame_of_another_form_is_told_by_file_and_place(tmp_path: Path,
 def test_prompts_far_from_all_that_were_drawn_are_refused(tmp_path: Path) -> None:
     Journal(tmp_path, "key").add(record(10**12, GroupStatus.SCORED, 0, [trajectory(0)]))
     with naming(DataError, "journal:", "prompts 1000000000000"):
-        Record(tmp_path, "key", pytest.fail).load({}, StalenessScheduler(Settings(1, 9, max_staleness=1, depth=1)))
+        schedule = StalenessScheduler(Settings(1, 9, max_staleness=1, depth=1), step=1)
+        Record(tmp_path, "key", pytest.fail).load({}, schedule)
 
 
 def test_rows_are_known_again() -> None:

@@ -165,6 +165,14 @@ class TestRunner:
         written = [one.uid for path, _ in made.files for one in read_trajectories(path)]
         assert written == [one.uid for one in made.outlines] and sum(count for _, count in made.files) == len(written)
 
+    def test_tokens_of_a_greedy_baseline_are_not_counted_as_trained(self, run: Run) -> None:
+        rollouts, config, samples = run
+        task = replace(training(config, 1), greedy=True)
+        rollouts.loop.run(rollouts.run_group(PromptTask(0, samples[0], task, 0), lambda _: None, lambda: None, None))
+        made = rollouts.pack(task, [0], None)
+        assert [one.baseline for one in made.outlines] == [False] * N + [True] and made.batch is not None
+        assert sum(made.versions.values()) == int(made.batch.load().mask.sum())
+
     def test_rewards_are_filled_into_all_parts_of_a_step(self, run: Run) -> None:
         rollouts, config, _ = run
         begun(run, Told(), range(GOOD))
