@@ -173,9 +173,9 @@ class ArrowTable(Table):
         number = 0
         try:
             for batch in self._batches(list(filled)) if filled else ():
-                for name, filling in filled.items():
-                    for messages in batch.column(name).to_pylist(maps_as_pydicts="lossy"):
-                        filling.note(messages)
+                for row in _decoded(batch):
+                    for name, filling in filled.items():
+                        filling.note(None if isinstance(row, BadRow) else row[name])
             for row in itertools.chain.from_iterable(map(_decoded, self._batches(names))):
                 if isinstance(row, dict):
                     for name, filling in filled.items():

@@ -160,7 +160,7 @@ def score_rows(
     """
     chunks, waiting = iter(rows), deque[list[Responses]]()
     while file is not None and file.left:
-        chunk = next(chunks)
+        chunk = next(chunks, [])
         yield chunk, file.take(chunk)
     if (first := next(chunks, None)) is None:
         return

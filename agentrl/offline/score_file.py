@@ -45,7 +45,15 @@ class ScoreFile:
         """Responses that have scores, and those of them that `take` has not read."""
 
     def take(self, chunk: Sequence[Responses]) -> list[Scores]:
-        """Return the scores of the next chunk. Raises DataError where the file holds scores of other responses."""
+        """Return the scores of the next chunk; an empty one: the data have no further chunk.
+
+        Raises DataError where the file holds scores of other or further responses.
+        """
+        if not chunk:
+            raise DataError(
+                f"{self._parts.folder} holds scores of {self.left} more responses than the data have: the data have "
+                "changed. Remove the folder to begin again"
+            )
         found = []
         for row in chunk:
             known = list(islice(self._known, len(row.texts)))

@@ -107,3 +107,15 @@ def test_a_null_that_the_tool_does_not_take_was_filled_in(
     rows = [asking("book", {"room": "12", "until": "10:00"}), asking("book", {"room": "12", "until": None})]
     file = write(tmp_path / "a.parquet", rows, json.dumps(tools) if as_text else tools)
     assert sft(file)[1] == ({"room": "12", "until": None} if kept else {"room": "12"})
+
+
+def test_text_of_a_call_that_is_no_utf8_makes_a_bad_row(tmp_path: Path) -> None:
+    """The members of calls are noted before rows are read, and met the text first."""
+    file = write(tmp_path / "a.parquet", [asking("book", {"room": room}) for room in ("QQQQ", "12")])
+    file.write_bytes(file.read_bytes().replace(b"QQQQ", b"Q\xff\xfeQ"))
+    config = SFTDataConfig(train_files="unused", on_bad_row="skip")
+    read = lambda row: [arguments(RowReader(config).messages(row["messages"], ""))]  # noqa: E731
+    plan = Plan(("messages",), ("tools",), "tools", read)
+    found = read_files(str(file), lambda name, columns: plan, lambda rows: None, config)
+    assert found.samples == [{"room": "12"}]
+    assert "row 0 (the first is 0), column messages: expected UTF-8 text" in found.bad.first

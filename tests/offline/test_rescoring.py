@@ -214,6 +214,19 @@ def test_a_killed_command_asks_no_scorer_twice(tmp_path: Path, monkeypatch: pyte
     fails(command, capsys, "data.scores_path", "exists already")
 
 
+def test_scores_of_more_responses_than_the_data_have_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("agentrl.offline.recorded.CHUNK_ROWS", 1)
+    run = run_of(tmp_path / "run", {step: [recorded(step, 0, 0, 0.0, text)] for step, text in ((1, "1"), (2, "2"))})
+    run_of(run, {3: [recorded(3, 0, 0, 0.0, "no number")]})
+    command = [f"data.path={run}", scorer(tmp_path), f"data.scores_path={tmp_path}/scores.parquet"]
+    fails(command, capsys, "no number")
+    for step in (2, 3):
+        (run / f"trajectories/train_{step:06d}.parquet").unlink()
+    fails(command, capsys, "scores of 1 more responses than the data")
+
+
 class Judge(BaseHTTPRequestHandler):
     """An endpoint whose verdict is the number that ends the conversation, or by its length.
 
