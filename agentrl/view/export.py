@@ -21,6 +21,7 @@ import numpy.typing as npt
 from jinja2 import Environment, PackageLoader
 
 from agentrl.errors import DataError
+from agentrl.trajectory import FROZEN
 from agentrl.view.questions import MOST_ROWS, Question
 from agentrl.view.record import NUMBERS, Record, to_json
 from agentrl.view.viewer import Place, Viewer
@@ -30,7 +31,10 @@ SCRIPTS = ("dom", "api", "charts", "ribbon", "tables", "parts", "replay", "pages
 """Modules of the pages; each imports only from modules before it."""
 MOST = 512
 """Trajectories that are written into one file."""
-BY_ROLE = {"system": "prompts", "user": "prompts", "prompt": "prompts", "assistant": "responses", "tool": "answers"}
+BY_ROLE = {
+    **{"system": "prompts", "user": "prompts", "prompt": "prompts", "assistant": "responses", "tool": "answers"},
+    FROZEN: "responses",
+}
 TEXTS = ("prompts", "responses", "answers", "truths", "failures", "uids", "sources")
 COLUMNS = (*TEXTS, "ids", "scores", *NUMBERS)
 """Columns that an export can leave out; TEXTS can be masked, too."""

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import DataError
-from agentrl.trajectory import Image, PlacedImage, Transcript
+from agentrl.trajectory import FROZEN, Image, PlacedImage, Transcript
 from agentrl.trajectory.parquet import SCHEMA, write_trajectories
 from agentrl.view.export import COLUMNS, TEXTS, Hidden, exported, hide
 from agentrl.view.images import MOST_BYTES
@@ -291,6 +291,21 @@ def test_a_later_context_window_and_the_ground_truth_give_nothing_away(tmp_path:
         found = whole(asked)
         assert secrets[hidden] not in found and "TRUTHSECRET" not in found
     assert "TRUTHSECRET" not in whole(Hidden.from_names(["truths"], []))
+
+
+def test_a_turn_of_a_role_that_is_not_trained_is_a_response(tmp_path: Path) -> None:
+    players = [
+        Player(f"train/9/0/{k}", 0, "Your move?").says(f"move {k}").hears("FROZENSECRET", FROZEN) for k in (0, 1)
+    ]
+    for player in players:
+        player.trajectory.messages[-1]["role"] = "assistant"  # as a loop writes its message
+    run = make_run(tmp_path / "run", 1, 0, more=[player.ends(1.0) for player in players])
+    places = [(0, "train_000001", 0), (0, "train_000001", 1)]
+    data = contents(exported(Viewer([open_run(str(run))]), places, Hidden.from_names([], ["responses"])))
+    assert "FROZENSECRET" not in json.dumps(data)
+    shown = data["routes"]["/api/run/0/trajectory/train_000001/0"]
+    turn = shown["turns"][1]
+    assert {*shown["transcripts"][0]["ids"][turn["start"] : turn["end"]]} == {-1}
 
 
 def test_columns_that_cannot_be_hidden_are_refused() -> None:
