@@ -299,7 +299,8 @@ class _Inside(Room):
         options, work = self._options, self.work
         hidden = frozenset((".git",) if options.workdir is not None and not options.history else ())
         home = shlex.quote(str(self._desk.judging))
-        script = f"{UNPACK}; mkdir -p {home}; chown {self._ids} {home}"
+        # Root runs nothing after the files are there: a folder of PATH may be among them.
+        script = f"mkdir -p {home}; chown {self._ids} {home}; {UNPACK}"
         if options.workdir is not None:
             rest = "" if not hidden else "! -name .git"
             script = f"cd {shlex.quote(work)}; find . -mindepth 1 -maxdepth 1 {rest} -exec rm -rf {{}} +; {script}"

@@ -142,10 +142,11 @@ class OnThisMachine(Place):
 
     @asynccontextmanager
     async def judging(self, task: AgentTask, desk: Desk, files: Mapping[str, str]) -> AsyncIterator[Room]:
-        desk.judging.mkdir()
         try:
+            desk.judging.mkdir()
             await asyncio.to_thread(lay, desk.work, files)
-        except OSError as error:  # The program left something that cannot be written over.
+            (desk.work / "..").stat()  # reached through a folder alone
+        except OSError as error:  # The program left something in the way, or no folder in which a check can begin.
             raise CannotBeJudged(str(error)) from error
         yield _Here(self._pass_env, desk.work, "", str(desk.judging))
 

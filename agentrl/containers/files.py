@@ -6,6 +6,7 @@ another, for the container of the check.
 
 from __future__ import annotations
 
+import errno
 import io
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -82,13 +83,18 @@ def merge(
 def _opened(taken: Path) -> Iterator[tarfile.TarFile]:
     """Open an archive that a hostile program may have made. Raises Unfit.
 
-    It is not decompressed: a short one could hold an enormous header.
+    It is not decompressed: a short one could hold an enormous header. Python's own errors at numbers of a header are
+    the archive's, too: times that are no time, sizes beyond memory or beyond a file.
     """
     try:
         with closing(tarfile.open(taken, "r:")) as source:
             yield source
-    except (tarfile.TarError, RecursionError) as error:
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of a seek to where no file has a byte
+            raise
         raise Unfit(f"no tar archive: {error}") from error
+    except (tarfile.TarError, RecursionError, ValueError, ArithmeticError, MemoryError) as error:
+        raise Unfit(f"no tar archive: {error!r:.200}") from error
 
 
 def _members(

@@ -113,11 +113,35 @@ def below_zero() -> bytes:
     return member.tobuf(tarfile.GNU_FORMAT)
 
 
-@pytest.mark.parametrize(
-    "made",
-    [b"", b"x" * 5000, gzip.compress(bytes(10240)), chained(), below_zero(), tarfile.TarInfo("a").tobuf()[:300]],
-    ids=["empty", "text", "compressed", "chained", "below zero", "cut"],
-)
+def beyond(kind: bytes, size: int) -> bytes:
+    member = tarfile.TarInfo("a")
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT) + bytes(512)
+
+
+def told(**headers: str) -> bytes:
+    member = tarfile.TarInfo("a")
+    member.pax_headers = {name.replace("_", "."): value for name, value in headers.items()}
+    return member.tobuf(tarfile.PAX_FORMAT)
+
+
+HOSTILE = {
+    "empty": b"",
+    "text": b"x" * 5000,
+    "compressed": gzip.compress(bytes(10240)),
+    "chained": chained(),
+    "below zero": below_zero(),
+    "cut": tarfile.TarInfo("a").tobuf()[:300],
+    "endless time": told(mtime="inf"),
+    "no time": told(mtime="nan"),
+    "map of no numbers": told(GNU_sparse_map="x,1", GNU_sparse_size="3"),
+    "name beyond memory": beyond(tarfile.GNUTYPE_LONGNAME, 1 << 62),
+    "headers beyond numbers": beyond(tarfile.XHDTYPE, 1 << 70),
+    "holes beyond files": beyond(tarfile.GNUTYPE_SPARSE, 1 << 62),
+}
+
+
+@pytest.mark.parametrize("made", HOSTILE.values(), ids=HOSTILE.keys())
 def test_what_is_no_archive_is_unfit(tmp_path: Path, made: bytes) -> None:
     (tmp_path / "taken.tar").write_bytes(made)
     with pytest.raises(Unfit, match="no tar archive"):

@@ -134,6 +134,28 @@ def attacked(harnessed: Callable[..., Harnessed], options: Callable[..., AgentOp
     return run
 
 
+SHIM = """
+for name in ("mkdir", "chown"):
+    path = pathlib.Path("bin", name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\\n/usr/bin/id -u >> /testbed/ran\\nexec /usr/bin/{name} "$@"\\n')
+    path.chmod(0o755)
+"""
+
+
+@pytest.mark.slice(1, "hostile")
+async def test_root_runs_no_program_that_was_left_in_a_folder_of_path(
+    harnessed: Callable[..., Harnessed], options: Callable[..., AgentOptions]
+) -> None:
+    path = "PATH=/testbed/bin:/usr/bin:/bin"
+    box = {"workdir": "/testbed", "arguments": ["--env", path]}
+    used = harnessed(
+        options(box, command=COMMAND, check=["sh", "-c", "[ -x bin/chown ] && [ ! -e ran ]"]), lambda _: "5"
+    )
+    (found,) = await used.run(todo(SHIM))
+    assert (found.score, found.failure) == (1.0, None)
+
+
 @pytest.mark.slice(1, "hostile")
 @pytest.mark.parametrize("box", [{}, {"uidmap": "0:100000:65536"}], ids=["plain", "uidmap"])
 async def test_attacks_of_a_program_and_of_what_it_left_find_nothing(attacked: Any, box: dict[str, Any]) -> None:

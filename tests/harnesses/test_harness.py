@@ -134,6 +134,14 @@ async def test_files_of_the_check_stand_in_place_of_what_the_program_left(
     assert [(file.name, file.read_text()) for file in outside.iterdir()] == [("kept.txt", "kept")]
 
 
+@pytest.mark.parametrize("code", ["os.mkdir('../check')", "import shutil; shutil.rmtree(os.getcwd())"])
+async def test_a_program_that_stands_in_the_way_of_its_check_scores_0(
+    harnessed: Make, options: Callable[..., AgentOptions], code: str
+) -> None:
+    (found,) = await harnessed(options(check=["true"]), lambda prompt: "5").run(todo(code))
+    assert (found.score, found.failure) == (0.0, None)
+
+
 async def test_the_program_sees_neither_the_checks_files_nor_the_address_for_scores(
     harnessed: Make, options: Callable[..., AgentOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
