@@ -255,14 +255,18 @@ def read_files(
 ) -> Transcripts[Made]:
     """Read the rows of all files.
 
-    plan: called with each file and its columns, in JSON files the members of its first row. Raises DataError when
-    nothing is left.
+    plan: called with each file and its columns, in JSON files the members of its first row that has any. Raises
+    DataError when nothing is left.
     """
+
+    def refuse(row: Row) -> None:
+        raise Unfit("", "a row with columns", row)
+
     found: Transcripts[Made] = Transcripts([], 0, BadRows(config.on_bad_row), {})
     for file in expand(files):
         table = open_table(file)
-        # Without a row, or with no JSON object among them, there is no form to find.
-        chosen: Plan[Made] = plan(file, table.names) if table.names else Plan((), (), "", lambda row: None)
+        # Without a row that has columns there is no form to find.
+        chosen: Plan[Made] = plan(file, table.names) if table.names else Plan((), (), "", refuse)
         needed = dict.fromkeys(chosen.needed, NAMES_COLUMN)
         for _, made in table.read(chosen.further, chosen.read, found.bad, needed=needed, tools=chosen.tools):
             found.read += 1

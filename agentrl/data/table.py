@@ -48,7 +48,7 @@ class Table(ABC):
     def __init__(self, file: str, names: Sequence[str], size: tuple[int, int] | None = None) -> None:
         self.file = file
         self.names = names
-        """Its columns; of JSON the members of the first row."""
+        """Its columns; of JSON the members of the first row that has any."""
         self.size = size
         """Rows and bytes, by which checkpoints of before November 2026 know a parquet file."""
         self._unread = UnreadColumns(())
@@ -78,6 +78,8 @@ class Table(ABC):
                 made = read(row)
             except DataError as fault:
                 bad.add(located(row_place(self.file, number), fault))
+            except RecursionError:
+                bad.add(BadRow(row_place(self.file, number), "expected plain values, found some nested too deeply"))
             else:
                 yield number, made
 
@@ -102,9 +104,9 @@ class RowTable(Table):
     """
 
     def __init__(self, file: str) -> None:
-        """Read the first row. Raises DataError."""
+        """Read the first row that has members. Raises DataError."""
         super().__init__(file, [])
-        self.names = list(next((row for row in self._checked() if isinstance(row, dict)), {}))
+        self.names = list(next((row for row in self._checked() if isinstance(row, dict) and row), {}))
 
     @abstractmethod
     def rows(self) -> Iterator[Row | BadRow]:

@@ -102,6 +102,19 @@ SAME: dict[str, dict[str, Any]] = {
         ],
         "tools": json.dumps(TOOLS),
     },
+    "sharegpt, tools that Hermes explains": {
+        "system": "Be brief.",
+        "conversations": [
+            {
+                "from": "system",
+                "value": f"Signatures are within <tools> </tools> tags.\n<tools>{json.dumps(TOOLS)}</tools>",
+            },
+            {"from": "user", "value": "Go."},
+            {"from": "assistant", "value": f"<tool_call>\n{CALL_TEXT}\n</tool_call>"},
+            {"from": "tool", "value": "<tool_response>\n7\n</tool_response>"},
+            {"from": "assistant", "value": "It is 7."},
+        ],
+    },
 }
 
 

@@ -454,6 +454,26 @@ class TestReaders:
             assert self.read(reader, str(tmp_path / "a.jsonl"), chat, "skip") == 2
 
     @pytest.mark.parametrize("reader", NEEDED)
+    @pytest.mark.parametrize("rows", [["{}", 0, 0], ["{}", "{}"]])
+    def test_a_row_without_members_hides_no_other(
+        self, tmp_path: Path, chat: Chat, reader: str, rows: list[Any]
+    ) -> None:
+        (tmp_path / "a.jsonl").write_text("".join(f"{row or json.dumps(self.ROW)}\n" for row in rows))
+        with naming(DataError, "a.jsonl", "row 0"):
+            self.read(reader, str(tmp_path / "a.jsonl"), chat)
+        if reader != "responses" and 0 in rows:
+            assert self.read(reader, str(tmp_path / "a.jsonl"), chat, "skip") == 2
+
+    @pytest.mark.parametrize("reader", NEEDED)
+    def test_a_row_that_is_nested_too_deeply_is_named(self, tmp_path: Path, chat: Chat, reader: str) -> None:
+        deep = '{"a": ' * 900 + "1" + "}" * 900
+        column = "extra_info" if reader in ("prompts", "responses") else "tools"
+        row = f'{json.dumps(self.ROW)[:-1]}, "{column}": {deep if column == "extra_info" else f"[{deep}]"}}}'
+        (tmp_path / "a.jsonl").write_text(f"{json.dumps(self.ROW)}\n{row}\n")
+        with naming(DataError, "a.jsonl", "row 1", "nested too deeply"):
+            self.read(reader, str(tmp_path / "a.jsonl"), chat)
+
+    @pytest.mark.parametrize("reader", NEEDED)
     def test_a_column_that_is_there_twice_is_refused(self, tmp_path: Path, chat: Chat, reader: str) -> None:
         table = pa.Table.from_pylist([self.ROW])
         column = self.NEEDED[reader]

@@ -54,8 +54,8 @@ def read_sharegpt(row: Row) -> Conversation:
         if role is None or not isinstance(value, str):
             raise Unfit(place, f"a known `from` ({', '.join(ROLES)}) and a text as `value`", turn)
         if role == "system" and "<tools>" in value:
-            _, (listed, *_) = _tagged(value, "tools", place)
-            tools = tools or _parsed(listed, f"{place}, <tools>")
+            filled = [text for text in _tagged(value, "tools", place)[1] if text.strip()]  # it names the tags before
+            tools = tools or _parsed(filled[0] if filled else "", f"{place}, <tools>")
         else:
             messages.extend({**given, **message} for message in _messages(role, value, place))
     return Conversation(messages, tools)
