@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Self, cast
@@ -26,6 +28,7 @@ SCHEMA = pa.schema(
         "score": pa.float64(),  # null: a failure
         "failure": pa.string(),
         "extra": pa.map_(pa.string(), pa.float64()),
+        "content": pa.string(),  # hash of its row and the row's responses; parts of earlier versions lack it
     }
 )
 KEY = "data.scores_path"
@@ -57,7 +60,8 @@ class ScoreFile:
         found = []
         for row in chunk:
             known = list(islice(self._known, len(row.texts)))
-            if [one["uid"] for one in known] != [valid_unicode(one.uid) for one in row.earlier]:
+            same_names = [one["uid"] for one in known] == [valid_unicode(one.uid) for one in row.earlier]
+            if not same_names or not {one.get("content") for one in known} <= {None, _content(row)}:
                 raise DataError(
                     f"{self._parts.folder} holds scores of other responses than {row.sample.place}: the data have "
                     "changed. Remove the folder to begin again"
@@ -87,8 +91,13 @@ class ScoreFile:
         self._parts.close()
 
 
+def _content(row: Responses) -> str:
+    """Hash what scorers are given of a row, as uids may name places alone."""
+    return hashlib.sha256(repr((replace(row.sample, file="", row=0), [*row.texts])).encode()).hexdigest()[:16]
+
+
 def _rows(row: Responses, scores: Scores) -> Iterator[dict[str, object]]:
-    failures, extras = iter(scores.failures), iter(scores.extras)
+    failures, extras, content = iter(scores.failures), iter(scores.extras), _content(row)
     for one, score in zip(row.earlier, scores.scores, strict=True):
         extra = {} if score is None else next(extras)
         yield {
@@ -100,6 +109,7 @@ def _rows(row: Responses, scores: Scores) -> Iterator[dict[str, object]]:
             "score": score,
             "failure": valid_unicode(next(failures)) if score is None else None,
             "extra": [(valid_unicode(name), value) for name, value in extra.items()],
+            "content": content,
         }
 
 

@@ -207,7 +207,7 @@ def test_a_killed_command_asks_no_scorer_twice(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "scores.parquet.parts").exists()
     table = pq.read_table(tmp_path / "scores.parquet").to_pylist(maps_as_pydicts="strict")
     assert [one["score"] for one in table] == [step + k / 10 for step in (1, 2, 3) for k in range(4)]
-    assert table[5] == {
+    assert {name: value for name, value in table[5].items() if name != "content"} == {
         **{"uid": "train/2/0/1", "step": 2, "row": 1, "data_source": "mine", "first": 0.0, "score": 2.1},
         **{"failure": None, "extra": {"one": 1.0}},
     }
@@ -225,6 +225,23 @@ def test_scores_of_more_responses_than_the_data_have_are_refused(
     for step in (2, 3):
         (run / f"trajectories/train_{step:06d}.parquet").unlink()
     fails(command, capsys, "scores of 1 more responses than the data")
+
+
+@pytest.mark.parametrize("changed", ["responses", "reward_model"])
+def test_scores_of_other_content_at_the_same_places_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, changed: str
+) -> None:
+    monkeypatch.setattr("agentrl.offline.scores.CHUNK_ROWS", 1)
+    file, more = str(tmp_path / "rows.parquet"), {"data_source": "mine"}
+    rows = [{**more, "responses": text, "reward_model": {"ground_truth": text}} for text in ("1", "2", "no number")]
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    command = [f"data.path={file}", scorer(tmp_path), f"data.scores_path={tmp_path}/scores.parquet"]
+    fails(command, capsys, "no number")
+    other = {"responses": "3", "reward_model": {"ground_truth": "3"}}[changed]
+    pq.write_table(pa.Table.from_pylist([{**rows[0], changed: other}, rows[1], {**rows[2], "responses": "4"}]), file)
+    fails(command, capsys, "scores of other responses", "row 0")
+    pq.write_table(pa.Table.from_pylist([*rows[:2], {**rows[2], "responses": "4"}]), file)
+    assert main(command) == 0
 
 
 class Judge(BaseHTTPRequestHandler):
