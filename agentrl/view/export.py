@@ -68,6 +68,8 @@ class Hidden:
             more.add("failures")  # they may quote the others
         if hidden.texts & {"responses", "answers"}:
             more.add("truths")  # they may say the same
+        if "scores" in hidden.left_out:
+            more |= {"advantages", "token_rewards"}  # from which they could be read
         return Hidden(hidden.left_out | more - hidden.masked, hidden.masked)
 
     @property
@@ -138,6 +140,8 @@ def hide(record: Record, hidden: Hidden) -> None:
         column = BY_ROLE.get(str(message["role"]), "prompts")
         for name in ("content", "tool_calls", "other"):
             message[name] = hidden.text(column, message.get(name))
+        if message["role"] == "tool":
+            message["other"] = hidden.text("responses", message["other"])  # the name of the tool that was called
     turns = cast(list[Record], record["turns"] or [])
     for turn in turns:
         _hide_turn(turn, hidden)

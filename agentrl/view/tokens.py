@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -104,9 +105,10 @@ def find_tokens(folder: Folder, config: Mapping[str, JSON]) -> TokenTexts:
         return TokenTexts(
             None, f"{folder.url} has no policy/{FILE}, and no config.yaml that names a model; give --tokenizer"
         )
-    for path in _places(folder, named):
-        if path.is_file():
-            return _load(path.read_bytes(), str(path))
+    with suppress(OSError, RuntimeError, ValueError):  # a name too long for a path, or in nobody's home folder
+        for path in _places(folder, named):
+            if path.is_file():
+                return _load(path.read_bytes(), str(path))
     return TokenTexts(None, f"there is no {FILE} of the model {named} on this machine; give --tokenizer")
 
 

@@ -181,6 +181,15 @@ def test_without_a_tokenizer_ids_are_shown(tmp_path: Path) -> None:
     assert as_seen(viewer.group(0, "train_000001", 0))["beginning"][0]["text"].startswith("#")
 
 
+@pytest.mark.parametrize("named", ["~nobody-here/model", "x" * 5000, "a/\\0b"])
+def test_a_model_that_no_path_can_name_has_no_tokenizer(tmp_path: Path, named: str) -> None:
+    folder = make_run(tmp_path / "x", 1)
+    (folder / "policy" / "tokenizer.json").unlink()
+    (folder / "config.yaml").write_text(f'model: {{path: "{named}"}}\n')
+    record = as_seen(Viewer([open_run(str(folder))]).trajectory((0, "train_000001", 0)))
+    assert record["tokens"] == {} and "no tokenizer.json" in record["tokenizer"]["origin"]
+
+
 def test_a_tokenizer_can_be_named(run: Path, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "x", 1)
     (folder / "policy" / "tokenizer.json").unlink()
@@ -252,6 +261,7 @@ def test_what_is_left_out_is_nowhere_in_the_file(viewer: Viewer, column: str) ->
         assert {*window["ids"]} == {-1} and not data["tokens"]
     if column == "scores":
         assert record["reward"] is None and record["score"] is None
+        assert not {"advantages", "token_rewards"} & {*window["values"]}, "the mean of them is the reward"
     if column not in (*TEXTS, "ids", "scores"):
         assert column not in window["values"]
 
@@ -291,6 +301,17 @@ def test_a_later_context_window_and_the_ground_truth_give_nothing_away(tmp_path:
         found = whole(asked)
         assert secrets[hidden] not in found and "TRUTHSECRET" not in found
     assert "TRUTHSECRET" not in whole(Hidden.from_names(["truths"], []))
+
+
+def test_the_name_that_a_call_chose_is_hidden_in_its_answers_message(tmp_path: Path) -> None:
+    player = Player("train/9/0/0", 0, "Go.").says("called").hears("7")
+    player.trajectory.messages[-1]["name"] = "NAMESECRET"
+    viewer = Viewer([open_run(str(make_run(tmp_path / "run", 1, 0, more=[player.ends(1.0)])))])
+    whole = [
+        json.dumps(contents(exported(viewer, [(0, "train_000001", 0)], Hidden.from_names([], masked))))
+        for masked in ([], ["responses"])
+    ]
+    assert ["NAMESECRET" in text for text in whole] == [True, False]
 
 
 def test_a_turn_of_a_role_that_is_not_trained_is_a_response(tmp_path: Path) -> None:
