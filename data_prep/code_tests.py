@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -136,11 +137,12 @@ def main(arguments: list[str] | None = None) -> int:
 def row(one: Problem, agent: Agent, split: str, index: int) -> dict[str, JSON]:
     """Make the row of a problem."""
     question = {"role": "user", "content": f"{one.task}\n\n{ANSWER_PROMPT}"}
+    tests = json.dumps(one.tests.model_dump(), ensure_ascii=False, separators=(",", ":"))
     return {
         "data_source": one.source,
         "prompt": [{"role": "system", "content": TOOL_PROMPT}, question] if agent == "tool_agent" else [question],
         "ability": "code",
-        "reward_model": {"style": "rule", "ground_truth": one.tests.model_dump_json()},
+        "reward_model": {"style": "rule", "ground_truth": tests},
         "agent_name": agent,
         "extra_info": {"split": split, "index": index, "name": one.name},
     }

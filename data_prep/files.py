@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import DataError
+from agentrl.system.json_value import map_texts
 from agentrl.system.publish import published
+from agentrl.trajectory.parquet import valid_unicode
 
 Row = Mapping[str, object]
 _GROUP_ROWS = 1000
@@ -32,7 +34,7 @@ def write_splits(files: Mapping[Path, Sequence[Row]]) -> None:
         for path, rows in files.items():
             temporary = written.enter_context(writing(path))
             names = dict.fromkeys(name for row in rows for name in row)  # pyarrow takes those of the first row
-            pq.write_table(pa.Table.from_pydict({name: [row.get(name) for row in rows] for name in names}), temporary)
+            pq.write_table(_table([{name: row.get(name) for name in names} for row in rows]), temporary)
 
 
 def write_rows(path: Path, rows: Iterable[Row], schema: pa.Schema) -> int:
@@ -52,9 +54,17 @@ def fill_parquet(file: Path, rows: Iterable[Row], schema: pa.Schema, group_rows:
     count, remaining = 0, iter(rows)
     with pq.ParquetWriter(file, schema) as writer:
         while group := list(islice(remaining, group_rows)):
-            writer.write_table(pa.Table.from_pylist([dict(row) for row in group], schema=schema))
+            writer.write_table(_table([dict(row) for row in group], schema))
             count += len(group)
     return count
+
+
+def _table(rows: list[dict[str, object]], schema: pa.Schema | None = None) -> pa.Table:
+    """Make a table. Half a surrogate pair, which JSON may hold and no file, becomes U+FFFD."""
+    try:
+        return pa.Table.from_pylist(rows, schema=schema)
+    except UnicodeEncodeError:
+        return pa.Table.from_pylist(map_texts(rows, valid_unicode), schema=schema)
 
 
 def write_json_lines(path: Path, items: Iterable[Row]) -> None:
@@ -63,9 +73,9 @@ def write_json_lines(path: Path, items: Iterable[Row]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8."""
+    """Write a text in UTF-8; half a surrogate pair becomes U+FFFD."""
     with writing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(valid_unicode(text), encoding="utf-8")
 
 
 @contextmanager

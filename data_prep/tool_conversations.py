@@ -187,7 +187,8 @@ def text_of(message: Mapping[str, Any]) -> str:
     """Return the content; parts of text are joined. Raises BadConversation."""
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(str(part.get("text", "")) for part in content)
+        texts = [part["text"] for part in content if isinstance(part.get("text"), str)]
+        content = "".join(texts) if len(texts) == len(content) else content
     if content is None:
         content = ""
     if not isinstance(content, str):

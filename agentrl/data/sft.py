@@ -324,6 +324,10 @@ class Tokenizer:
         return SFTSample(np.asarray(ids, dtype=np.int32), np.arange(len(ids)) >= shown)
 
     def _text_ids(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise Unfit("", "text", text[error.start : error.end]) from None  # half a surrogate pair
         ids = self._chat.encode_markup(text)
         return ids if ids[: len(self._begin)] == self._begin else [*self._begin, *ids]
 
@@ -432,12 +436,14 @@ class RowReader:
         """Read the row's tools. Raises Unfit."""
         if value is None or value == "":
             return None
-        if isinstance(value, list):
-            value = json.dumps(without_nulls(value))
         with placed(f"column {self._config.tools_key}"):
-            if not isinstance(value, str):
+            try:
+                text = json.dumps(without_nulls(value)) if isinstance(value, list) else value
+            except TypeError:  # bytes, dates
+                text = None
+            if not isinstance(text, str):
                 raise Unfit("", "a list of OpenAI tool schemas, or it in JSON text", value)
-            return parsed_tools(value) or None
+            return parsed_tools(text) or None
 
 
 @lru_cache(1024)  # most rows of many data sets have the same ones, and in others each has its own

@@ -161,6 +161,15 @@ def test_no_letter_of_a_completion_is_lost_to_a_token_of_both(chat: Chat, tmp_pa
         assert (shown + learnt, len(learnt) >= len(row["completion"] + END)) == (f"the assistant{END}", True)
 
 
+def test_what_json_or_utf8_cannot_write_is_a_bad_row(chat: Chat, tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": b"\x00"}}
+    pq.write_table(pa.Table.from_pylist([{"messages": TALK[:2] + TALK[4:], "tools": [tool]}]), tmp_path / "a.parquet")
+    with naming(DataError, "a.parquet", "row 0", "column tools"):
+        learn(chat, str(tmp_path / "a.parquet"))
+    with naming(DataError, "b.jsonl", "row 0", "\\ud83d"):
+        learn(chat, write(tmp_path / "b.jsonl", [{"text": "x\ud83d"}]))
+
+
 def test_a_format_of_ones_own_is_named(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from agentrl.data.row_formats.format import Conversation, RowFormat\n"

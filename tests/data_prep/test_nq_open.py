@@ -44,6 +44,14 @@ def test_one_file_is_split_the_same_way_each_time(tmp_path: Path) -> None:
     assert len(other["train"]) == 30 and questions(other["test"]) != questions(first["test"])
 
 
+def test_half_a_surrogate_pair_becomes_the_mark_of_no_character(tmp_path: Path) -> None:
+    source = tmp_path / "nq.jsonl"
+    source.write_text("".join(json.dumps({"question": f"{n} \ud83d?", "answer": ["\ud83d"]}) + "\n" for n in (1, 2)))
+    (row,) = rows(source, tmp_path / "out", "--test-rows", "1")["train"]
+    assert row["prompt"][-1]["content"].endswith(" \ufffd?")
+    assert row["reward_model"]["ground_truth"]["target"] == ["\ufffd"]
+
+
 def test_rows_are_search_r1s(tmp_path: Path) -> None:
     source = lines(tmp_path / "nq.jsonl", 7, 2)
     (row,) = rows(source, tmp_path / "out", "--test-rows", "1")["train"]

@@ -230,7 +230,7 @@ def test_answers_find_their_calls_by_id_else_by_order(tmp_path: Path) -> None:
     assert [message["tool_call_id"] for message in row["messages"][3:5]] == ["call00001", "call00000"]
 
 
-def said(*messages: tuple[str, str]) -> dict[str, Any]:
+def said(*messages: tuple[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content} for role, content in messages]}
 
 
@@ -251,6 +251,9 @@ BAD: dict[str, Any] = {
     "expected a list of messages: `messages`, found []": said(),
     "an assistant's turn is empty": said(("user", "a"), ("assistant", " ")),
     "a content is no text": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+    "a content is no text: [{'type': 'text', 'text': None}": said(
+        ("user", "a"), ("assistant", [{"type": "text", "text": None}])
+    ),
     "a tool's schema: tool_schema": {**openai(call()), "tools": [{"name": "the weather"}]},
     "expected a list of messages: `messages`, found ['hello']": {"messages": ["hello"]},
     "expected a list of messages, or one in JSON text": {**openai(call()), "tools": "weather"},
