@@ -203,7 +203,7 @@ class TrainingRun(Generic[ConfigT]):
             raise
 
     def _begin(self) -> None:
-        """Begin to count the steps' time. A run that was over before this process only exports its policy.
+        """Begin to count the time of the next step. A run that is over already only exports its policy.
 
         Raises TrainingError for a budget that is spent before the first step.
         """
@@ -235,6 +235,8 @@ class TrainingRun(Generic[ConfigT]):
             if not self._only_validates:
                 self._forget_after(self.step)
             self._display.warn(f"{death}; new workers go on after step {self.step}")
+            if not self._only_validates:
+                self._begin()  # the lost time is no step's, and may have used up the budget
             return None
         except Exception:
             with suppress(Exception):  # the error that ended the run is the one to tell

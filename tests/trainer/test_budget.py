@@ -12,13 +12,13 @@ import pytest
 from safetensors.torch import load_file
 
 from agentrl.config.sections.trainer import BudgetConfig
-from agentrl.errors import ConfigError, TrainingError
+from agentrl.errors import ConfigError, TrainingError, WorkerDied
 from agentrl.observe.open import open_display
 from agentrl.sft import main as sft
 from agentrl.train import main as train
 from agentrl.trainer.budget import RECENT, Budget
 from agentrl.trainer.observer import StepDone
-from agentrl.trainer.run import TrainingRun
+from agentrl.trainer.run import ENDED_FILE, TrainingRun
 from tests.config.loading import load
 from tests.e2e.test_docs import commands
 from tests.e2e.test_resume import numbers
@@ -101,6 +101,29 @@ def test_a_run_that_goes_back_to_its_start_has_its_tokens_again(tmp_path: Path) 
     run.training = SimpleNamespace(step=0, restore=lambda state: None, loaded=lambda: None)
     run._load(None)
     assert (steps.budget.minutes, steps.budget.tokens) == (10, 0)
+
+
+@pytest.mark.parametrize(("lost", "ends"), [(20, False), (55, True)])
+def test_time_that_a_dead_worker_cost_counts_and_is_no_step_s(tmp_path: Path, lost: float, ends: bool) -> None:
+    steps = Steps(tmp_path, minutes=70)
+    steps.take(10)
+    told: list[str] = []
+    run: Any = object.__new__(TrainingRun)
+    run._setting, run._only_validates = SimpleNamespace(budget=steps.budget), False
+    run._continuation = SimpleNamespace(after=lambda death, load: death)
+    run._checkpoints = SimpleNamespace(best=SimpleNamespace(over=None))
+    run._display = SimpleNamespace(warn=told.append, note=told.append)
+    run.training, run.dir, run.total_steps = SimpleNamespace(step=1), tmp_path, 9
+    run._forget_after = lambda step: None
+
+    def work() -> None:
+        steps.clock.now += 60 * lost
+        raise WorkerDied("injected")
+
+    assert run._surviving(work) is None
+    assert run.total_steps == (1 if ends else 9)
+    assert (tmp_path / ENDED_FILE).exists() == ends
+    assert steps.take(10).metrics["budget/steps_left"] == (0 if ends else 3)
 
 
 def test_a_budget_that_is_spent_before_the_first_step(tmp_path: Path) -> None:
