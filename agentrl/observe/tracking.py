@@ -75,7 +75,10 @@ class Sink(ABC):
 
     @abstractmethod
     def truncate_after(self, step: int) -> None:
-        """Forget the steps after `step`, which a resumed run does again; -1: all. Called once, before any `write`."""
+        """Forget the steps after `step`, which a resumed run does again; -1: all.
+
+        Called before any `write`, and again where a run goes back after a worker's death.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -258,11 +261,13 @@ class Tensorboard(Sink):
         return self._writer
 
     def truncate_after(self, step: int) -> None:
+        self.close()  # a writer purges only as it begins
         self._purge_step = step + 1
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+            self._writer = None
 
 
 def read_metrics(path: Path) -> list[dict[str, JSON]]:

@@ -132,6 +132,22 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.25), (2, 9.0)]
 
 
+def test_tensorboard_forgets_steps_that_a_worker_s_death_undid(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = tracker(tmp_path, "tensorboard")
+    log.truncate_after(-1)
+    for step in range(4):
+        log.log({"reward/mean": step / 4}, step)
+    log.truncate_after(1)
+    log.log({"reward/mean": 9.0}, 2)
+    log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.25), (2, 9.0)]
+
+
 def test_wandb_run_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
