@@ -17,6 +17,8 @@ from agentrl.trajectory import OVERLONG
 
 EQUAL = 1e-9
 """Relative difference up to which two rewards are the same."""
+COMPARED = 1 << 20
+"""Pairs of responses that are compared at once: a group may have any number of them."""
 LISTED = 20
 """Responses that are listed, of those whose scores differ most."""
 EXCERPT = 200
@@ -76,8 +78,8 @@ class Comparison:
 
     def add(self, row: Responses, scores: Scores) -> None:
         """Count one group."""
-        pairs = [pair for pair in zip(row.earlier, scores.scores, strict=True) if None not in (pair[0].score, pair[1])]
-        both = [(one.score, score) for one, score in pairs if one.score is not None and score is not None]
+        scored = zip(row.earlier, scores.scores, strict=True)
+        both = [(one.score, score) for one, score in scored if one.score is not None and score is not None]
         self.only_first += sum(one.score is not None for one in row.earlier) - len(both)
         self.only_second += sum(score is not None for score in scores.scores) - len(both)
         if not both:
@@ -86,10 +88,13 @@ class Comparison:
         self.first += first.tolist()
         self.second += second.tolist()
         self.sizes.append(len(both))
-        upper = np.triu_indices(len(both), 1)
-        one, other = (np.sign(values[:, None] - values[None, :])[upper] for values in (first, second))
-        self.concordant += int((one * other).sum())
-        self.ordered = (self.ordered[0] + int(abs(one).sum()), self.ordered[1] + int(abs(other).sum()))
+        rows, pairs = max(1, COMPARED // len(both)), np.zeros(3, np.int64)
+        for at in range(0, len(both), rows):
+            one, other = (np.sign(values[at : at + rows, None] - values) for values in (first, second))
+            pairs += [int((one * other).sum()), int(abs(one).sum()), int(abs(other).sum())]
+        concordant, ordered, ordered_again = (pairs // 2).tolist()  # each pair was met from both sides
+        self.concordant += concordant
+        self.ordered = (self.ordered[0] + ordered, self.ordered[1] + ordered_again)
         self._add_advantages(row, scores)
 
     def _add_advantages(self, row: Responses, scores: Scores) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias, cast
 from agentrl.config.sections.offline import EvaluateDataConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.offline.responses import response_text
-from agentrl.offline.scores import CHUNK_ROWS, Earlier, ResponseRows, Responses
+from agentrl.offline.scores import CHUNK_ROWS, Earlier, ResponseRows, Responses, is_score
 from agentrl.system.versions import check_folder
 from agentrl.trajectory import Message, Trajectory
 from agentrl.trajectory.files import TRAJECTORIES, FileName
@@ -195,11 +195,17 @@ def _responses(index: int, members: Sequence[Record]) -> Responses:
 
 
 def _earlier(record: Record, trajectory: Trajectory) -> Earlier:
+    reward, penalty = cast(float | None, record.row["reward"]), trajectory.overlong_penalty
+    if not all(map(is_score, (trajectory.score, reward, penalty))):
+        raise DataError(
+            f"{row_place(str(record.file), record.number)}: expected finite numbers as score, reward and overlong "
+            f"penalty, found {trajectory.score}, {reward} and {penalty}"
+        )
     return Earlier(
         uid=trajectory.uid,
         score=trajectory.score,
-        reward=cast(float | None, record.row["reward"]),
-        penalty=trajectory.overlong_penalty,
+        reward=reward,
+        penalty=penalty,
         step=cast(int | None, record.row["step"]),
         page=f"#/run/0/trajectory/{record.file.stem}/{record.number}",
     )

@@ -27,6 +27,8 @@ from agentrl.trajectory.sample import AGENT_ALIASES, Sample
 T = TypeVar("T")
 CHUNK_ROWS = 256
 """Rows that are scored together."""
+LARGEST = 1e300
+"""Largest score whose differences and sums stay finite."""
 RECORDS = "trajectories"
 """The column in which `agentrl.generate` keeps whole records, for scorers that ask for the trajectory."""
 SCORE = "response_score"
@@ -164,9 +166,14 @@ def earlier_scores(row: Row, count: int) -> list[float | None]:
     """Return the scores that `agentrl.generate` gave to a row's responses. Raises Unfit."""
     found = row.get(SCORE)
     scores = found if isinstance(found, list) else [found] * count
-    if len(scores) != count or not all(score is None or isinstance(score, float | int) for score in scores):
-        raise Unfit(f"column {SCORE}", f"a number or null for each of the {count} responses", found)
+    if len(scores) != count or not all(map(is_score, scores)):
+        raise Unfit(f"column {SCORE}", f"a finite number or null for each of the {count} responses", found)
     return cast(list[float | None], scores)
+
+
+def is_score(value: object) -> bool:
+    """Check for a score, or for none."""
+    return value is None or (isinstance(value, float | int) and abs(value) <= LARGEST)
 
 
 def messages(prompt: object) -> list[Message]:

@@ -327,7 +327,7 @@ def test_the_runs_own_config_names_no_code(run: Path, tmp_path: Path, capsys: An
     assert not (tmp_path / "ran").exists()
 
 
-def test_scores_of_generate_are_compared(tmp_path: Path) -> None:
+def test_scores_of_generate_are_compared(tmp_path: Path, capsys: Any) -> None:
     rows = [
         {"responses": ["1", "0"], "response_score": [1.0, None]},
         {"responses": ["0.5", "2"], "response_score": [0.5, 3]},
@@ -336,9 +336,32 @@ def test_scores_of_generate_are_compared(tmp_path: Path) -> None:
     compared = numbers(tmp_path / "out.parquet", tmp_path, scorer(tmp_path))["comparison"]
     assert (compared["all"]["responses"], compared["all"]["only_second"], compared["viewer"]) == (3, 1, None)
     assert [(one["uid"], one["first"], one["second"]) for one in compared["different"]] == [("1/1", 3.0, 2.0)]
-    rows[0]["response_score"] = [1.0]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "out.parquet")
-    assert main([f"data.path={tmp_path}/out.parquet", scorer(tmp_path)]) == 2
+    for wrong in ([1.0], [1.0, float("nan")], [float("inf"), None]):
+        rows[0]["response_score"] = wrong
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "out.parquet")
+        fails([f"data.path={tmp_path}/out.parquet", scorer(tmp_path)], capsys, "row 0", "response_score")
+
+
+def test_a_recorded_score_that_is_no_number_is_named(tmp_path: Path, capsys: Any) -> None:
+    run = run_of(tmp_path / "run", {1: [recorded(1, 0, 0, 0.0, "1"), recorded(1, 0, 1, float("nan"), "2")]})
+    fails([f"data.path={run}", scorer(tmp_path)], capsys, "train_000001.parquet", "row 1", "nan")
+
+
+def test_a_group_of_many_responses_is_compared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [str(k) for k in range(40)]
+    earlier = [Earlier(text, float(k % 3)) for k, text in enumerate(texts)]
+    row = Responses(Sample([{"role": "user", "content": "?"}], "mine", ""), texts, None, earlier)
+    scores = Scores("mine", [float(k % 4) for k in range(40)], [{}] * 40, [])
+
+    def found() -> dict[str, Any]:
+        compared = Comparison(1.0)
+        compared.add(row, scores)
+        return compared.numbers()
+
+    whole = found()
+    assert whole["tau_within_groups"] == pytest.approx(kendall([k % 3 for k in range(40)], [k % 4 for k in range(40)]))
+    monkeypatch.setattr("agentrl.offline.comparison.COMPARED", 90)
+    assert found() == whole
 
 
 def empty(folder: Path) -> None:
