@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.engines.servers.router import Router
 from agentrl.plan.simulated_servers import Clock, Request, Session, SimulatedServer, Speed
 from agentrl.trajectory import Trajectory, Transcript
+from agentrl.trajectory.files import FileName
 from agentrl.trajectory.parquet import read_trajectories
 
 
@@ -70,15 +71,18 @@ def simulate(
     return RolloutTimes(ends[(len(ends) - 1) // 2], ends[(len(ends) - 1) * 95 // 100], clock.now, tools, busy)
 
 
-def recorded(path: Path) -> list[list[Session]]:
-    """The steps of a run, in order: of one parquet file of trajectories, or of all `train_*.parquet` of a folder.
+def recorded(path: Path) -> Iterator[list[Session]]:
+    """Yield the steps that have a session, the newest first: of one file of trajectories, or of all of a folder.
 
-    Each transcript is a session; a transcript without a sampled token is left out. Several workers write a file each:
-    `train_<six digits of the step><part>.parquet`.
+    Each transcript is a session; a transcript without a sampled token is left out.
     """
-    files = sorted(path.glob("train_*.parquet")) if path.is_dir() else [path]
-    steps = itertools.groupby(files, lambda file: file.name[: len("train_000000")])
-    return [[s for file in part for t in read_trajectories(file) for s in of_trajectory(t)] for _, part in steps]
+    steps = defaultdict[int, list[Path]](list)
+    for file in sorted(path.glob("train_*.parquet")) if path.is_dir() else [path]:
+        name = FileName.read(file.name)
+        steps[0 if name is None else name.step].append(file)
+    for step in sorted(steps, reverse=True):
+        if found := [one for file in steps[step] for each in read_trajectories(file) for one in of_trajectory(each)]:
+            yield found
 
 
 def of_trajectory(trajectory: Trajectory) -> list[Session]:

@@ -131,8 +131,8 @@ class TimePlan:
     def _trajectories(self) -> tuple[Draw, str]:
         config = self.memory.config
         folder = Path(config.trainer.default_local_dir) / "trajectories"
-        if steps := recorded(folder) if folder.is_dir() else []:
-            return resampled(steps[-1], self._plan), f"as in the newest step of {folder}"
+        if folder.is_dir() and (newest := next(recorded(folder), None)) is not None:
+            return resampled(newest, self._plan), f"as in the newest step of {folder}"
         data, turns = config.data, config.actor_rollout_ref.rollout.multi_turn
         tools = turns.tool_config_path is not None or turns.interaction_config_path is not None
         most = min(turns.max_assistant_turns, 12) if tools else 1

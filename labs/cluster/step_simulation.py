@@ -82,14 +82,14 @@ def main() -> None:
         shape, teacher = shape_of(given.model), shape_of(plan.teacher) if plan.teacher else None
         rng, system = random.Random(given.seed), 0
         if given.trajectories:
-            sessions = rollout_times.recorded(given.trajectories)[-1]
+            sessions = next(rollout_times.recorded(given.trajectories))
             plan = plan.model_copy(update={"prompts": len({session.group for session in sessions})})
         elif given.lengths:
             sessions = rollout_times.listed(given.lengths, plan.prompts * plan.n, plan.n, drawn.prompt, rng)
         else:
             sessions, system = drawn.draw(plan, rng), drawn.system
         found = forecast(Training(cluster, plan, shape, teacher), sessions, system=system)
-    except (OSError, ValueError, KeyError, IndexError) as error:
+    except (OSError, ValueError, KeyError, IndexError, StopIteration) as error:
         parser.error(f"{type(error).__name__}: {error}")
     if given.json:
         print(json.dumps(tree(found), indent=1))

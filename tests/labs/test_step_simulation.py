@@ -88,8 +88,12 @@ def test_sessions_are_read_from_a_runs_trajectories(tmp_path: Path) -> None:
     other = Trajectory("train/2/0/0", 0, transcripts=[transcript], turns=turns)
     for number in (1, 2):
         write_trajectories(tmp_path, [other], step=2, split="train", share=(number, 2), turn_reward_coef=1.0)
-    (found,), of_two_workers = rollout_times.recorded(tmp_path)
+    failed = Trajectory("train/1000000/0/0", 0)
+    write_trajectories(tmp_path, [failed], step=1_000_000, split="train", turn_reward_coef=1.0)
+    of_two_workers, (found,) = rollout_times.recorded(tmp_path)
     assert len(of_two_workers) == 2
+    (tmp_path / "train_000001.parquet").write_bytes(b"")
+    assert len(next(rollout_times.recorded(tmp_path))) == 2, "older steps are not read for the newest one"
     assert (found.group, found.prompt, found.context, found.left) == (3, 11, 11, 5)
     assert (found.answers, found.observations, found.tools) == ([5, 6], [4], [2.0])
 
