@@ -74,14 +74,18 @@ class AdaptedSampler(Sampler):
         self._rows = Rows(data)
         self.inner: Any = None
         self._iterator: Iterator[int] = iter(())
-        self._batches, self._digest = 0, hashlib.sha256()
 
     def configure(self, config: DataConfig) -> None:
         """Make the user's sampler."""
-        values = OmegaConf.create(config.model_dump(mode="json"))
+        self._config = config
+        self._begin()
+
+    def _begin(self) -> None:
+        values = OmegaConf.create(self._config.model_dump(mode="json"))
         offered: dict[str, Any] = {"data_source": self._rows, "data_config": values}
         self.inner = self.wrapped(**fitting(self.wrapped.__init__, offered))
         self._iterator = iter(self.inner)
+        self._batches, self._digest = 0, hashlib.sha256()
 
     def next_batch(self) -> Sequence[int]:
         """Take the next rows; the rest of an epoch, smaller than a batch, is dropped."""
@@ -135,17 +139,22 @@ class AdaptedSampler(Sampler):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give the user's sampler its state, or draw all batches again and compare them."""
+        """Give the user's sampler its state, or draw all batches again and compare them.
+
+        A run that goes back after a worker's death has drawn more: without a state a new sampler draws them.
+        """
         if self._keeps_state:
             self.inner.load_state_dict(state["own"])
             self._iterator, self._batches = iter(self.inner), state["batches"]
             self._digest = hashlib.sha256(state["digest"].encode())
             return
-        if self.learns:
+        if self.learns and state["batches"]:
             raise DataError(
                 f"{self._what} learns from each step, and has no state_dict and load_state_dict that would hold what "
                 "it has learnt: write them, or start anew with trainer.resume_mode=disable"
             )
+        if state["batches"] < self._batches:
+            self._begin()
         for _ in range(state["batches"] - self._batches):
             self.next_batch()
         if self._digest.hexdigest() != state["digest"]:

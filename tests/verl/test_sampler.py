@@ -138,6 +138,22 @@ def test_an_order_goes_on_after_a_restart(own: Callable[[str], Loader]) -> None:
         own("Forgetful").load_state_dict(forgetful.state_dict())
 
 
+@pytest.mark.parametrize("back_to", [0, 1, 3])
+def test_an_order_without_a_state_goes_back_after_a_worker_s_death(own: Callable[[str], Loader], back_to: int) -> None:
+    loader = own("Shuffle")
+    states, drawn = [loader.state_dict()], []
+    for _ in range(3):
+        drawn.append(take(loader))
+        states.append(loader.state_dict())
+    loader.load_state_dict(states[back_to])
+    assert [take(loader) for _ in range(3 - back_to)] == drawn[back_to:]
+    learning = own("NoState")
+    start = learning.state_dict()
+    first = take(learning)
+    learning.load_state_dict(start)
+    assert take(learning) == first
+
+
 def test_a_curriculum_is_told_of_each_step_and_resumes(own: Callable[[str], Loader]) -> None:
     loader = own("Hardest")
     assert loader.learns and not own("Shuffle").learns
