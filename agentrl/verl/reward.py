@@ -407,6 +407,13 @@ class AdaptedRewardManager(_Adapted):
                 f"it must return rewards of shape {tuple(data.batch['responses'].shape)} "
                 f"(reward_tensor), found {answer!r:.100}",
             )
+        for name, values in extra.items():
+            if len(values) != len(trajectories):
+                raise self._problem(
+                    method,
+                    f"reward_extra_info must have a value of {name!r} for each of {len(trajectories)} trajectories, in "
+                    f"their order, found {len(values)}",
+                )
         rewards = answer.tolist()
         verdicts = []
         for index, (row, one) in enumerate(zip(rewards, trajectories, strict=True)):
@@ -418,7 +425,7 @@ class AdaptedRewardManager(_Adapted):
                     "it may reward, by a finite number, the last token of a response alone: rewards of single tokens "
                     "have no place here",
                 )
-            given = {name: values[index] for name, values in extra.items() if len(values) > index}
+            given = {name: values[index] for name, values in extra.items()}
             verdicts.append(Verdict(score, finite_numbers(f"reward manager {self.wrapped.__name__}", given)))
         return verdicts
 

@@ -428,6 +428,8 @@ async def test_reward_managers_of_verls_contracts(bench: MakeBench, folder: Path
     assert [(t.score, t.score_extra) for t in got] == [(score, {"acc": 1.0}) for score in (1.0, 1.0, 0.0)]
     with naming(CodeError, "DenseManager"):
         await trained(bench(answers), "verl_rewards:DenseManager")
+    with naming(CodeError, "GapManager", "reward_extra_info", "'acc'", "found 2"):
+        await trained(bench(answers), "verl_rewards:GapManager")
 
 
 async def test_the_batch_manager_calls_with_lists(bench: MakeBench, folder: Path) -> None:
