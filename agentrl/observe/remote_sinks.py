@@ -119,10 +119,6 @@ MLFLOW_LENGTH = 250
 """Characters of a name that MLflow takes."""
 
 
-MLFLOW_METRICS = 1000
-"""Numbers that MLflow takes at once; a step has more where its rows have many data sources."""
-
-
 class MLflowOptions(BaseModel):
     """Keys of `trainer.logger_options.mlflow`."""
 
@@ -150,8 +146,7 @@ class MLflow(PackageSink["MlflowClient"]):
 
         now = int(time.time() * 1000)
         found = [Metric(mlflow_name(name), value, now, step) for name, value in finite(metrics).items()]
-        for begin in range(0, len(found), MLFLOW_METRICS):
-            self.ensure_begun().log_batch(self._id, metrics=found[begin : begin + MLFLOW_METRICS])
+        self.ensure_begun().log_batch(self._id, metrics=found)
 
     def write_generations(self, step: int, generations: Sequence[Generation]) -> None:
         names, rows = table_of(generations)

