@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.config.sections.offline import EvaluateConfig
+from agentrl.config.sections.offline import EvaluateConfig, EvaluateDataConfig
 from agentrl.data.sources import expand
-from agentrl.errors import DataError, TrainingError
+from agentrl.errors import ConfigError, DataError, TrainingError
 from agentrl.observe.display import Display, note_of_files
 from agentrl.observe.excerpt import visible
 from agentrl.offline.comparison import Comparison, Differences
@@ -54,6 +54,9 @@ CAUSES = 100
 CAUSE_LENGTH = 300
 SHOWN_DIFFERENT = 5
 """Responses whose scores differ most that are shown; the JSON has more."""
+OF_RUNS = ("steps", "split")
+OF_FILES = ("prompt_key", "response_key", "data_source_key", "reward_model_key")
+"""Keys of `data` that are read where `data.path` names a run's folder, and where it names files."""
 DOWN = 32
 """Answered responses of a chunk from which on a scorer that scores none of them is taken to be down."""
 
@@ -108,6 +111,7 @@ def evaluate(config: EvaluateConfig, display: Display) -> Evaluation:
     if config.data.output_path is not None:
         check_folder(Path(config.data.output_path))
     run = run_folder(config.data.path)
+    check_keys(config.data, run)
     rows = ResponseFiles(expand(config.data.path), config) if run is None else RunRecords(run, config.data)
     note_of_files(display, rows.notes)
     reward = make_reward_manager(config.reward_model, config.custom_reward_function)
@@ -145,6 +149,14 @@ def evaluate(config: EvaluateConfig, display: Display) -> Evaluation:
             write(Path(config.data.output_path), found, run)
             display.note(f"{config.data.output_path}: the numbers of the table")
         return found
+
+
+def check_keys(keys: EvaluateDataConfig, run: Path | None) -> None:
+    """Raise ConfigError for a key that does nothing to such data: files have no steps, and a run no columns."""
+    names, what = (OF_RUNS, "files") if run is None else (OF_FILES, f"the run {run}")
+    for name in names:
+        if (value := getattr(keys, name)) != EvaluateDataConfig.model_fields[name].default:
+            raise ConfigError(f"data.{name}={value} has no effect: data.path names {what}. Leave data.{name} out")
 
 
 def _sorted(by_source: Mapping[str, T], everything: T) -> dict[str, T]:

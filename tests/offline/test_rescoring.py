@@ -410,6 +410,13 @@ def test_bad_input(
     fails([f"data.path={folder}", scorer(tmp_path), *keys], capsys, *says)
 
 
+def test_keys_of_other_data_are_refused(run: Path, tmp_path: Path, capsys: Any) -> None:
+    pq.write_table(pa.Table.from_pylist([{"responses": "1"}]), tmp_path / "out.parquet")
+    for key in ("data.steps=[1]", "data.split=val"):
+        fails([f"data.path={tmp_path}/out.parquet", scorer(tmp_path), key], capsys, key, "no effect")
+    fails([f"data.path={run}", scorer(tmp_path), "data.response_key=a"], capsys, "data.response_key=a", "no effect")
+
+
 def test_two_runs_and_long_truths(run: Path, tmp_path: Path, capsys: Any) -> None:
     fails([f"data.path=[{run},{run}]", scorer(tmp_path)], capsys, "data.path names 2 places", str(run))
     gsm8k = Writer("q", "train/1/0/0", 0, "gsm8k").says("#### 1").ends(1.0)
