@@ -30,6 +30,8 @@ FOR_CONTAINERS = 120.0
 """Seconds that a call has in addition to its command's or its check's, where `timeout` does not say."""
 KILLED_AFTER = 5
 """Seconds from SIGTERM to SIGKILL for a command that takes too long."""
+ENDED_AFTER = 20
+"""Seconds after its time in which a command ends, or is ended from outside: it may stop or replace `timeout`."""
 LONGEST = 100_000
 """Bytes of a command: the kernel takes no word of more than 131,071."""
 RUN = 'exec 2>&1; exec timeout -k "$1" "$2" sh -c "$3"'
@@ -91,9 +93,9 @@ class ContainerShell(Tool):
         options = self.options
         least = max(options.command_timeout, options.check_timeout if options.check else 0.0)
         self.config = {"timeout": least + FOR_CONTAINERS, **self.config}
-        if (given := self.config["timeout"]) is not None and given <= least + KILLED_AFTER:
+        if (given := self.config["timeout"]) is not None and given <= least + ENDED_AFTER:
             raise ConfigError(
-                f"timeout={given:g} must be above command_timeout, check_timeout and {KILLED_AFTER} s more"
+                f"timeout={given:g} must be above command_timeout, check_timeout and {ENDED_AFTER} s more"
             )
         box = options.container
         if box.image is None and not box.images:
@@ -131,8 +133,12 @@ class ContainerShell(Tool):
             assert one.desk is not None
             process = await room.start(words, {"HOME": str(one.desk.home), "PWD": room.work}, key="bash")
             process.process.give(b"")
-            await process.process.ended()
-        said, status = process.said(both=True), process.process.status
+            try:
+                await asyncio.wait_for(process.process.ended(), seconds + ENDED_AFTER)
+                status = process.process.status
+            except TimeoutError:
+                status = LATE[0]
+        said = process.said(both=True)
         if process.process.overran:
             said += f"\n[ended: more than {self.options.container.output_megabytes} MiB of output]"
         elif status in LATE:

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import IO
 
 from agentrl.containers.contract import KEY, Container, ContainerFailed, ContainerOptions, Containers, Spec, Unfit
+from agentrl.containers.files import Heads
 from agentrl.errors import ConfigError
 from agentrl.system.cancellation import completed
-from agentrl.system.owner import PREFIX, is_left, new_folder, new_name, own_folder, remove, remove_left_folders
+from agentrl.system.owner import PREFIX, is_left, new_folder, new_name, remove, remove_left_folders
 from agentrl.system.processes import Process, SharedProcess
 
 logger = logging.getLogger(__name__)
@@ -92,8 +93,24 @@ TAKE = 'chmod -R u+rwX "$1" 2>/dev/null; exec tar -cf - -C "$1" .'
 """Line that makes an archive, also of folders that a program has locked."""
 BY_THE_LINE = 125
 """Lowest status with which the command line tells of errors of its own."""
+BY_SIGNAL = range(129, 193)
+"""Statuses of programs that a signal ended."""
+FROM_THE_IMAGE = tuple(
+    word
+    for name, value in (
+        ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"),
+        ("LD_LIBRARY_PATH", ""),
+        ("LD_PRELOAD", ""),
+    )
+    for word in ("--env", f"{name}={value}")
+)
+"""Variables of what runs after a program: the image's own may name a folder that the program could write to."""
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Names of architectures that images use, and those of this system."""
+
+
+class EndedBySignal(ContainerFailed):
+    """A command in a container that a signal ended, e.g. by the memory limit, or by folders too deep for it."""
 
 
 class CommandLine(Containers):
@@ -176,20 +193,29 @@ class CommandLine(Containers):
         task.add_done_callback(self._ending.discard)
         return task
 
-    async def call(self, what: str, *words: str, stdin: Path | None = None, seconds: float | None = None) -> str:
-        """Run the command line to its end; return its output. Raises ContainerFailed."""
-        status, said = await self._call(*words, stdin=stdin, seconds=seconds)
+    async def call(self, what: str, *words: str, stdin: Path | None = None, folder: Path | None = None) -> str:
+        """Run the command line to its end, in `folder`; return its output. Raises ContainerFailed."""
+        status, said = await self._call(*words, stdin=stdin, folder=folder)
         if status != 0:
             raise self._failed(what, status, said)
         return said
 
     async def _call(
-        self, *words: str, stdin: Path | None = None, seconds: float | None = None, line: Sequence[str] = ()
+        self,
+        *words: str,
+        stdin: Path | None = None,
+        seconds: float | None = None,
+        line: Sequence[str] = (),
+        folder: Path | None = None,
     ) -> tuple[int, str]:
         """Run the command line to its end; return its status, and its output or, where it failed, its errors."""
         seconds = self._options.start_timeout if seconds is None else seconds
         with (stdin or Path(os.devnull)).open("rb") as given:
-            async with self._begun(*(line or self._words), *words, stdin=given) as (process, stdout, stderr):
+            async with self._begun(*(line or self._words), *words, stdin=given, folder=folder) as (
+                process,
+                stdout,
+                stderr,
+            ):
                 try:
                     async with asyncio.timeout(seconds):
                         out, err = await asyncio.gather(_read(stdout), _read(stderr))
@@ -200,7 +226,7 @@ class CommandLine(Containers):
 
     @contextlib.asynccontextmanager
     async def _begun(
-        self, *words: str, stdin: IO[bytes] | int = asyncio.subprocess.DEVNULL
+        self, *words: str, stdin: IO[bytes] | int = asyncio.subprocess.DEVNULL, folder: Path | None = None
     ) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamReader]]:
         """Start a command in its folder and environment, with its stdout and stderr; kill it when this is left."""
         starting = asyncio.create_subprocess_exec(
@@ -209,7 +235,7 @@ class CommandLine(Containers):
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=self._environment,
-            cwd=self._here,
+            cwd=folder or self._here,
             start_new_session=True,
         )
         process = await completed(starting, lambda one: one._transport.close())  # type: ignore[attr-defined]
@@ -225,18 +251,19 @@ class CommandLine(Containers):
         return await SharedProcess.start([*self._words, *words], known, secret, folder=self._here, most=most)
 
     async def stream(self, words: Sequence[str], out: Path, most: int) -> None:
-        """Write the output of the command line to a file. Raises ContainerFailed."""
+        """Write the archive that the command line puts out to a file. Raises ContainerFailed."""
         try:
             async with (
                 self._begun(*self._words, *words) as (process, stdout, stderr),
                 asyncio.timeout(self._options.start_timeout),
             ):
-                size = 0
+                size, heads = 0, Heads()
                 with out.open("wb") as file:
                     while piece := await stdout.read(1 << 20):
                         size += len(piece)
                         if size > most:
                             raise Unfit(f"its files have more than {most >> 20} MiB ({KEY}.disk_megabytes)")
+                        heads.read(piece)
                         await asyncio.to_thread(file.write, piece)
                 said = (await _read(stderr)).decode(errors="replace")
                 if (status := await process.wait()) != 0:
@@ -287,7 +314,7 @@ class CommandLine(Containers):
 
     def _failed(self, what: str, status: int, said: str) -> ContainerFailed:
         """Make the error of a status: an error of the program in a container, or of the command line itself."""
-        kind = Unfit if 0 < status < BY_THE_LINE else ContainerFailed
+        kind = Unfit if 0 < status < BY_THE_LINE else EndedBySignal if status in BY_SIGNAL else ContainerFailed
         return kind(f"{what}: {self._explained(status, said)}")
 
     def _explained(self, status: int, said: str) -> str:
@@ -319,17 +346,19 @@ class OCIContainer(Container):
         self.listeners: dict[int, socket.socket] = {}
         self._link: socket.socket | None = None
         """Connection to its first process, which ends with it: also where this process is killed."""
+        self._folder: Path | None = None
+        """Folder of its start, where podman's conmon notes by a file `oom` that memory has ended its first process."""
 
     async def begin(self) -> None:
         """Start it."""
         spec, options = self._spec, self._spec.options
         main, mounts = ["sh", "-c", SLEEPER], list[str]()
+        self._folder = new_folder()
         with contextlib.ExitStack() as stack:
             receiver: socket.socket | None = None
             if spec.ports:
                 # Nobody else on this machine comes through the folder around the socket's.
-                way = stack.enter_context(own_folder())
-                door = way / "way"
+                door = self._folder / "way"
                 door.mkdir()
                 door.chmod(0o755)
                 receiver = stack.enter_context(_listen(door))
@@ -340,7 +369,7 @@ class OCIContainer(Container):
             words = ["run", "--detach", "--name", self.name, "--label", PREFIX, *mounts]
             words += _limits(options, spec.folder, self._line.is_podman)
             words += [*options.arguments, "--entrypoint", main[0], *image, *main[1:]]
-            await self._line.call(f"starting a container of {spec.image}", *words)
+            await self._line.call(f"starting a container of {spec.image}", *words, folder=self._folder)
             if receiver is not None:
                 await self._receive(receiver)
 
@@ -379,7 +408,8 @@ class OCIContainer(Container):
         rights = ["--privileged"] if self._spec.options.ids[0] == 0 else []  # Else it has FILLS.
         words = ["--user", "0:0", *rights, "--interactive", self.name]
         words += ["sh", "-ec", f"chmod 1777 {shlex.quote(self._spec.folder)}; {script}"]
-        await self._line.call("filling a container", "exec", *words, stdin=archive)
+        async with self._blamed():
+            await self._line.call("filling a container", "exec", *words, stdin=archive)
 
     async def run(
         self, words: Sequence[str], environment: Mapping[str, str], folder: str, *, secret: str, most: int
@@ -393,30 +423,54 @@ class OCIContainer(Container):
         return await self._line.run(given, environment, secret, most)
 
     async def settle(self) -> int:
-        try:
-            said = await self._line.call("ending its processes", *self._enter, self.name, "sh", "-c", SETTLE)
-        except ContainerFailed as error:
-            if await self._is_ended_from_within():
-                raise Unfit("the program ended its container") from error
-            raise
+        async with self._blamed():
+            words = (*self._enter, *FROM_THE_IMAGE, self.name, "sh", "-c", SETTLE)
+            said = await self._line.call("ending its processes", *words)
         counts = re.findall(r"(?m)^oom_kill (\d{1,9})$", said)
         return int(counts[0]) if counts else 0
 
-    async def _is_ended_from_within(self) -> bool:
-        """Say whether its program ended it. Its first process takes no SIGKILL from within, but memory's end is one."""
+    async def take(self, folder: str, archive: Path, most: int) -> None:
+        async with self._blamed():
+            words = (*self._enter, *FROM_THE_IMAGE, self.name, "sh", "-c", TAKE, "sh", folder)
+            await self._line.stream(words, archive, most)
+
+    @contextlib.asynccontextmanager
+    async def _blamed(self) -> AsyncIterator[None]:
+        """Raise Unfit for a failure that is due to what the program did or left."""
+        try:
+            yield
+        except Unfit:
+            raise
+        except ContainerFailed as error:
+            if await self._is_its_doing(isinstance(error, EndedBySignal)):
+                raise Unfit(f"the program, or its files: {error}") from error
+            raise
+
+    async def _is_its_doing(self, by_signal: bool) -> bool:
+        """Say whether its program ended it, or left what a signal ends commands for.
+
+        Its first process takes no SIGKILL from within, but memory's end is one.
+        """
+        if by_signal:
+            await asyncio.sleep(LOOK_SECONDS)  # Where all of it was killed, that is known by then.
         form = "{{.State.Running}} {{.State.OOMKilled}} {{.State.ExitCode}}"
         said = await self._line.call("looking at it", "inspect", "--format", form, self.name)
         running, by_memory, status = said.split()
-        return running == "false" and (by_memory == "true" or status != "137")
-
-    async def take(self, folder: str, archive: Path, most: int) -> None:
-        await self._line.stream([*self._enter, self.name, "sh", "-c", TAKE, "sh", folder], archive, most)
+        if running == "true":
+            return by_signal
+        is_noted = self._folder is not None and (self._folder / "oom").exists()
+        return by_memory == "true" or is_noted or status != "137"
 
     async def stop(self) -> None:
         for one in (*self.listeners.values(), self._link):
             if one is not None:
                 one.close()
-        await asyncio.shield(self._line.later(self._line.remove(self.name)))
+        await asyncio.shield(self._line.later(self._removed()))
+
+    async def _removed(self) -> None:
+        await self._line.remove(self.name)
+        if self._folder is not None:
+            await asyncio.to_thread(remove, self._folder)
 
 
 def _limits(options: ContainerOptions, folder: str, is_podman: bool) -> list[str]:

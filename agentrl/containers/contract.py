@@ -114,9 +114,10 @@ class Container(ABC):
 
     @abstractmethod
     async def settle(self) -> int:
-        """Kill all that the program left. Returns the number of processes that the memory limit had ended.
+        """Kill all that the program left, by programs of the image alone.
 
-        Raises ContainerFailed; Unfit where the program has ended the container, which costs its score and no other try.
+        Returns the number of processes that the memory limit had ended. Raises ContainerFailed; Unfit where the program
+        has ended the container, which costs its score and no other try.
         """
 
     @abstractmethod

@@ -17,8 +17,28 @@ from agentrl.containers.contract import Unfit
 
 MOST_FILES = 100_000
 """Files and folders that may be taken out of a container."""
+HEADS_OF_A_FILE = 3
+"""Heads that a file has where its name and its link's target are long."""
 LONGEST_NAME = 4096
 """Characters of a name: the kernel opens no longer path."""
+
+
+class Heads:
+    """Counter of the members of an archive that comes in pieces: a program may leave more than can be read in time."""
+
+    def __init__(self) -> None:
+        self._seen, self._next, self._rest = 0, 0, b""
+
+    def read(self, piece: bytes) -> None:
+        """Take the archive's next bytes. Raises Unfit for more members than MOST_FILES can have."""
+        piece, place = self._rest + piece, self._next
+        while place + tarfile.BLOCKSIZE <= len(piece):
+            place += tarfile.BLOCKSIZE * (1 + -(-_size(piece[place + 124 : place + 136]) // tarfile.BLOCKSIZE))
+            self._seen += 1
+        if self._seen > HEADS_OF_A_FILE * MOST_FILES:
+            raise Unfit(f"more than {MOST_FILES:,} files")
+        self._next = max(place - len(piece), 0)
+        self._rest = piece[place:]
 
 
 def pack(archive: Path, folders: Mapping[str, Path], ids: tuple[int, int]) -> None:
@@ -136,6 +156,14 @@ def _members(
         if is_in_folder:
             there[name] = member.isdir()
             yield name, member, content
+
+
+def _size(field: bytes) -> int:
+    """Read the size in a member's head: digits, or a number of bytes; 0 for what is no size."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    digits = field.strip(b" \0")
+    return int(digits, 8) if digits.isdigit() and b"8" not in digits and b"9" not in digits else 0
 
 
 def _owned(member: tarfile.TarInfo, ids: tuple[int, int]) -> tarfile.TarInfo:

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.containers import files
 from agentrl.containers.contract import Unfit
-from agentrl.containers.files import merge
+from agentrl.containers.files import Heads, merge
 
 Given = list[tuple[str, bytes, str]]
 """(name, type, content or target) of each member."""
@@ -146,3 +146,23 @@ def test_what_is_no_archive_is_unfit(tmp_path: Path, made: bytes) -> None:
     (tmp_path / "taken.tar").write_bytes(made)
     with pytest.raises(Unfit, match="no tar archive"):
         merge(tmp_path / "out.tar", tmp_path / "taken.tar", "/tmp/work", {}, (7, 8), most=1 << 20)
+
+
+def test_members_are_counted_as_they_come_and_too_many_are_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes in digits and in bytes are skipped, however the pieces lie; what is no archive ends, too."""
+    large, long, link = tarfile.TarInfo("large"), tarfile.TarInfo("n" * 300), tarfile.TarInfo("l" * 300)
+    large.size, long.size, link.type, link.linkname = 1300, 1, LINK, "t" * 300
+    made = large.tobuf() + b"\0" * 1536 + long.tobuf(tarfile.GNU_FORMAT) + b"\0" * 512 + link.tobuf(tarfile.GNU_FORMAT)
+    monkeypatch.setattr(files, "MOST_FILES", 2)
+    for size in (1, 511, 512, 513, 4000):
+        heads = Heads()
+        for at in range(0, len(made), size):
+            heads.read(made[at : at + size])  # six heads
+        with pytest.raises(Unfit):
+            heads.read(bytes(512))
+    beyond_digits = Heads()
+    huge = tarfile.TarInfo("huge")
+    huge.size = 9 << 30
+    beyond_digits.read(huge.tobuf(tarfile.GNU_FORMAT) + bytes(512 * 100))
+    with pytest.raises(Unfit):
+        Heads().read(b"no archive" * 1000)

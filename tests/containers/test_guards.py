@@ -5,15 +5,22 @@ One session makes all attacks of the program, and sends what it found to the pol
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import tarfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.agents.agent import AgentOptions
+from agentrl.containers.command_line import CommandLine
+from agentrl.containers.contract import Spec, Unfit
 from agentrl.openai_api.endpoint import Endpoint
+from tests.containers.conftest import Boxed
+from tests.containers.contract import ContainersContract
 from tests.containers.test_sessions import COMMAND, mine, todo
 from tests.harnesses.conftest import Harnessed
 
@@ -181,3 +188,47 @@ async def test_attacks_of_a_program_and_of_what_it_left_find_nothing(attacked: A
     assert not any(word in found["row"] for word in ("report_url", "check_files"))
     assert score == 1.0, "the code that the program left changed its judge, or knew an address"
     assert mine() == []
+
+
+LEFT = {
+    "programs of its own": (
+        "mkdir /tmp/bin; cd /tmp/bin; for n in sh cat tar chmod; do "
+        "printf '#!/usr/bin/dash\\nexit 126' >$n; done; /bin/chmod 755 *",
+        None,
+    ),
+    "folders too deep for tar": (
+        'python3 -S -c \'import os\nfor _ in range(100_000): os.mkdir("d"); os.chdir("d")\'',
+        Unfit,
+    ),
+    "more files than can be taken in time": (
+        "python3 -S -c 'import os\nfor n in range(301_000): os.close(os.open(str(n), os.O_CREAT))'",
+        Unfit,
+    ),
+    "files that fill its memory": ("for n in $(seq 600); do head -c 1M /dev/zero >f$n || break; done", Unfit),
+}
+
+
+@pytest.mark.slice(0, "hostile")
+@pytest.mark.parametrize(("line", "raised"), LEFT.values(), ids=LEFT.keys())
+async def test_what_a_program_leaves_is_taken_or_unfit_and_no_fault(
+    boxed: Boxed, tmp_path: Path, line: str, raised: type[Exception] | None
+) -> None:
+    """After a fault of the infrastructure a trajectory is left out: no program may choose that in place of a 0."""
+    words = ["--env", "PATH=/tmp/bin:/usr/bin:/bin"]
+    box = boxed(memory_megabytes=512, disk_megabytes=512, arguments=words, start_timeout=120)
+    starter = CommandLine()
+    await starter.open(box)
+    assert box.image is not None
+    container = await starter.start(Spec(box.image, box, "/tmp", (8011,)))
+    try:
+        await container.prepare("true")
+        await ContainersContract.ran(container, line)
+        with contextlib.nullcontext() if raised is None else pytest.raises(raised):
+            await container.settle()
+            await container.take("/tmp", tmp_path / "taken.tar", 1 << 30)
+    finally:
+        await container.stop()
+        await starter.close()
+    if raised is None:
+        with tarfile.open(tmp_path / "taken.tar") as taken:
+            assert "./bin/sh" in taken.getnames()

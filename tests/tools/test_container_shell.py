@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.tool import ErrorKind
 from agentrl.tool.session import ToolInfrastructureError, ToolSession
 from agentrl.tool.toolset import ToolSet
-from tests.containers.conftest import Boxed, boxed, names, root
+from tests.containers.conftest import Boxed, boxed, mounts, names, root
 from tests.naming import Names, naming
 
 __all__ = ["boxed", "root"]
@@ -106,6 +106,23 @@ async def test_commands_that_go_too_far_are_ended_and_the_next_one_runs(opened: 
             assert (await session.call("bash", {"command": command})).error is ErrorKind.ARGUMENTS
         assert await run(session, "echo " + "é" * 49_993 + " | wc -c") == "99987"
     assert rewards == [1.0]
+
+
+@pytest.mark.slice(0, "hostile")
+async def test_a_command_that_stops_its_clock_or_replaces_it_fails_no_trajectory(
+    opened: Open, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy that has done badly must not be able to have its trajectory left out."""
+    monkeypatch.setattr("tools.container_shell.ENDED_AFTER", 3)
+    (root / "app").mkdir(exist_ok=True)
+    box = {"workdir": "/app", "arguments": [*mounts(), "--env", "PATH=/app/bin:/usr/bin:/bin"]}
+    rewards: list[float] = []
+    async with opened(rewards, box=box, command_timeout=2, check=["/bin/false"]) as session:
+        assert await run(session, "kill -STOP $PPID; sleep 600") == "[ended after 2 s, or by its memory]"
+        fake = "mkdir bin; printf '#!/bin/sh\\n/bin/sleep 600' >bin/timeout; chmod 755 bin/timeout"
+        assert await run(session, fake) == "(no output)"
+        assert await run(session, "echo next") == "[ended after 2 s, or by its memory]"
+    assert rewards == [0.0]
 
 
 @pytest.mark.slice(0, "matrix")
