@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agentrl.system.publish import published
-from agentrl.trajectory.parquet import read_rows, valid_unicode
+from agentrl.trajectory.parquet import read_rows
 
 _COLUMNS = ["step", "uid", "data_source", "agent_name", "status", "score", "reward", "prompt_length", "ids"]
 
@@ -66,4 +66,4 @@ def write_texts(files: Sequence[Path], decode: Callable[[list[int]], str], out: 
                 line = {**(more["score_extra"] or {}), **asdict(one), "gts": truth}
                 if more["model_reward"] is not None:
                     line["score"] = one.reward
-                lines.write(valid_unicode(json.dumps(line, ensure_ascii=False)) + "\n")
+                lines.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -14,15 +14,13 @@ import pytest
 
 from agentrl.config import Config, load_config
 from agentrl.errors import CodeError, ConfigError, DataError, TrainingError, install_extra
-from agentrl.observe.generations import Generation, write_texts
+from agentrl.observe.generations import Generation
 from agentrl.observe.plain import PlainDisplay
 from agentrl.observe.tracking import Console, RunInfo, Tracker, read_metrics, without_secrets
 from agentrl.system.json_value import JSON
 from agentrl.system.targets import load_target
-from agentrl.trajectory.parquet import write_trajectories
 from tests.naming import Names, naming
 from tests.small_disk import small_disk_in
-from tests.trajectory.written import Writer
 
 
 def tracker(
@@ -276,14 +274,6 @@ def test_a_full_disk_leaves_the_earlier_lines_whole(small_disk: Path) -> None:
 
 
 SPOKEN = Generation(2, "val/0/0", "math", "tool_agent", "completed", "What?\n", "Four.", 1.0, 1.0)
-
-
-def test_a_ground_truth_with_half_a_surrogate_pair_is_written(tmp_path: Path) -> None:
-    trajectory = Writer("?", "train/1/0/0").says("!").ends(1.0)
-    trajectory.ground_truth = ["\ud83d", "\ud83d\ude00"]
-    file = write_trajectories(tmp_path / "trajectories", [trajectory], step=1, split="train", turn_reward_coef=1.0)
-    write_texts([file], lambda ids: "text", tmp_path / "1.jsonl")
-    assert json.loads((tmp_path / "1.jsonl").read_text())["gts"] == ["\ufffd", "\U0001f600"]
 
 
 def test_generations_are_tables_where_loggers_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
