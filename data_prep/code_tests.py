@@ -24,6 +24,7 @@ from agentrl.remote import RemoteRefused, RemoteUnavailable
 from agentrl.reward.code import CodeJudge, NoVerdict
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON
+from agentrl.system.visible import visible
 from data_prep.code_problems import LeftOut, Problem, problem
 from data_prep.files import write_rows
 from data_prep.options import positive
@@ -84,7 +85,7 @@ class Selection:
     def leave_out(self, where: str, reason: str) -> None:
         """Count and print a problem that is left out."""
         self.left_out += 1
-        print(f"left out: {where}: {reason}", flush=True)
+        print(visible(f"left out: {where}: {reason}"), flush=True)
 
 
 async def checked(judge: CodeJudge, problems: list[Problem], sandbox: SandboxFusionConfig) -> list[str | None]:
@@ -129,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
         count = write_rows(path, rows, SCHEMA)
         print(f"{path}: {count} problems, {selection.left_out} left out", flush=True)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return 2
     return 0
 

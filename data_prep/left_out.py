@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from agentrl.system.visible import visible
+
 MOST = 99
 
 
@@ -44,4 +46,4 @@ class LeftOuts:
 
     def lines(self, head: str) -> list[str]:
         """Write one line for each reason, the most frequent first."""
-        return [f"{head}: {one.count}, the first at {one.first}" for _, one in self.by_count()]
+        return [visible(f"{head}: {one.count}, the first at {one.first}") for _, one in self.by_count()]

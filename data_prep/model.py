@@ -20,6 +20,7 @@ from agentrl.observe.display import Display
 from agentrl.observe.open import open_display
 from agentrl.system.publish import published_directory
 from agentrl.system.user_cache import Wheel
+from agentrl.system.visible import visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         with open_display(f"{given.model} · {given.out}") as display:
             make(MODELS[given.model], given.out, given.wheel, display)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return 2
     return 0
 

@@ -17,6 +17,7 @@ from typing import Literal
 from agentrl.errors import DataError, UserError
 from agentrl.reward.search_qa import normalise
 from agentrl.system.json_value import JSON
+from agentrl.system.visible import visible
 from data_prep.files import write_splits
 from data_prep.options import positive
 from data_prep.records import Record, read_records
@@ -75,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         }
         write_splits(files)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return 2
     for path, rows in files.items():
         print(f"{path}: {len(rows)} questions", flush=True)

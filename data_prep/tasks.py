@@ -35,6 +35,7 @@ from agentrl.containers.command_line import CommandLine
 from agentrl.containers.contract import ContainerFailed, ContainerOptions
 from agentrl.errors import ConfigError, DataError, UserError
 from agentrl.system.owner import own_folder
+from agentrl.system.visible import visible
 from data_prep.files import Row, write_splits, write_text
 from data_prep.options import positive
 
@@ -269,7 +270,7 @@ async def good_tasks(
                 good.append(task)
             done += 1
             line = f"[{done}/{len(folders)}] {folder.name}: {fate}"
-            print(line.encode(errors="backslashreplace").decode(), flush=True)
+            print(visible(line), flush=True)
 
     await asyncio.gather(*map(one, folders))
     return sorted(good, key=lambda task: task.name)
@@ -354,7 +355,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return asyncio.run(prepare(parser.parse_args(arguments)))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return 2
 
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 from agentrl.data.messages import FurtherFields, Unfit, with_one_flag, without_flag
 from agentrl.data.unread import UnreadColumns
 from agentrl.errors import ConfigError, DataError, UserError
+from agentrl.system.visible import visible
 from agentrl.tool.arguments import ArgumentCheck
 from agentrl.trajectory import FunctionCall, Message, ToolCall
 from data_prep.conversation_formats import COLUMNS, BadConversation, Conversation, conversation
@@ -246,15 +247,15 @@ def main(arguments: list[str] | None = None) -> int:
         count = write_rows(path, found.rows(), SCHEMA)
         print(f"{path}: {count} conversations, {found.left_out.total} left out")
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return 2
     finally:
         for line in found.left_out.lines("left out"):
             print(line, flush=True)
         for name, number in sorted(found.further.counts.items()):
-            print(f"not read: the field {name} of messages, in {number} conversations", flush=True)
+            print(visible(f"not read: the field {name} of messages, in {number} conversations"), flush=True)
         if columns := found.unread.told():
-            print(columns, flush=True)
+            print(visible(columns), flush=True)
         if found.logged:
             told = ", ".join(sorted(found.logged))
             print(f"warning: a log ({told}) is read by python -m data_prep.traces, which leaves cut answers out")

@@ -13,7 +13,8 @@ from threading import RLock
 from types import TracebackType
 from typing import Self
 
-from agentrl.observe.excerpt import Reading, visible
+from agentrl.observe.excerpt import Reading
+from agentrl.system.visible import visible
 from agentrl.trajectory import Trajectory
 
 Clock = Callable[[], float]

@@ -7,18 +7,16 @@ terminal escape or invisible character of a model or a tool reaches the output a
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
+from agentrl.system.visible import visible
 from agentrl.trajectory import Trajectory, Transcript, Turn
 
 Decode = Callable[[Sequence[int]], str]
 Kind = Literal["prompt", "policy", "call", "tool", "user", "template"]
-
-_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +35,6 @@ class Piece:
 
     kind: Kind
     text: str
-
-
-def visible(text: str) -> str:
-    """`text` with every control, format, surrogate or unassigned character but newline and tab spelled out.
-
-    ESC becomes U+241B and so on (the Unicode control pictures); others become `\\x9b` or `\\u202e`.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(map(_visible_character, text.replace("\r\n", "\n"))).expandtabs(4)
-
-
-def _visible_character(character: str) -> str:
-    if character.isprintable() or character in "\n\t" or unicodedata.category(character) not in _INVISIBLE:
-        return character
-    code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if code == 0x7F:
-        return "␡"
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def pieces(trajectory: Trajectory, index: int, reading: Reading) -> list[Piece]:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Self, TextIO
 
 from agentrl.observe.display import STEP_COLUMNS, Clock, Display, Stage, remark, stage_seconds
-from agentrl.observe.excerpt import cut, headline, pieces, visible
+from agentrl.observe.excerpt import cut, headline, pieces
+from agentrl.system.visible import visible
 from agentrl.trajectory import Trajectory
 
 

@@ -38,7 +38,8 @@ from agentrl.observe.display import (
     score_columns,
     stage_seconds,
 )
-from agentrl.observe.excerpt import Kind, Piece, cut, headline, pieces, visible
+from agentrl.observe.excerpt import Kind, Piece, cut, headline, pieces
+from agentrl.system.visible import visible
 from agentrl.trajectory import Trajectory
 
 # Each has a contrast of at least 4:1 against black and against white.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agentrl.observe.excerpt import visible
 from agentrl.offline.intervals import Floats, of_mean
 from agentrl.offline.scores import Earlier, Responses, Scores
 from agentrl.system.json_value import JSON
+from agentrl.system.visible import visible
 from agentrl.trajectory import OVERLONG
 
 EQUAL = 1e-9

@@ -25,7 +25,6 @@ from agentrl.config.sections.offline import EvaluateConfig, EvaluateDataConfig
 from agentrl.data.sources import expand
 from agentrl.errors import ConfigError, DataError, TrainingError
 from agentrl.observe.display import Display, note_of_files
-from agentrl.observe.excerpt import visible
 from agentrl.offline.comparison import Comparison, Differences
 from agentrl.offline.recorded import RunRecords, run_folder
 from agentrl.offline.responses import check_folder
@@ -44,6 +43,7 @@ from agentrl.reward import RewardManager, make_reward_manager
 from agentrl.reward.prompt_scores import PromptScores
 from agentrl.system.json_value import JSON
 from agentrl.system.publish import published
+from agentrl.system.visible import visible
 
 T = TypeVar("T")
 ALL = "all"

@@ -29,6 +29,7 @@ from agentrl.rollouts.objects import UserObjects
 from agentrl.runtime.device import resolve_device
 from agentrl.system.targets import is_target
 from agentrl.system.versions import check_folder
+from agentrl.system.visible import visible
 from agentrl.trajectory import Trajectory, Turn
 from agentrl.trajectory.files import TRAJECTORIES
 from agentrl.trajectory.parquet import write_trajectories
@@ -117,7 +118,7 @@ async def _compared(
     images, found = placed_images(recorded, chat), []
     for one in stretches:
         found.append(await compare(recorded, one, images[one.transcript], engine, chat))
-        print(line_of(found[-1]))
+        print(visible(line_of(found[-1])))
     return found
 
 
@@ -144,9 +145,9 @@ def _edited(asked: Asked, edit: Edit, config: Config, recorded: Recorded, chat: 
 
 def print_turn(turn: Turn) -> None:
     """Print a turn of a continued trajectory."""
-    print(f"--- {turn.role}\n{turn.text}")
+    print(visible(f"--- {turn.role}\n{turn.text}"))
     for call in turn.calls:
-        print(f"calls {call.name}({json.dumps(call.arguments, ensure_ascii=False)})")
+        print(visible(f"calls {call.name}({json.dumps(call.arguments, ensure_ascii=False)})"))
 
 
 def open_engine(config: Config, chat: Chat, checkpoint: Path | None) -> EmbeddedEngine:

@@ -14,6 +14,7 @@ from agentrl.errors import NothingLeft, UserError
 from agentrl.system.garbage import put_off_full_collections
 from agentrl.system.registrations import of_one_run
 from agentrl.system.termination import Terminated, sigterm_raises
+from agentrl.system.visible import visible
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Their progress bars would tear our display.
@@ -31,7 +32,7 @@ def exit_status(work: Callable[[], object]) -> int:
         with sigterm_raises(), of_one_run():
             work()
     except NothingLeft as told:
-        print(told)
+        print(visible(str(told)))
     except UserError as error:
         return _complain(str(error))
     except OSError as error:
@@ -47,5 +48,5 @@ def exit_status(work: Callable[[], object]) -> int:
 
 
 def _complain(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    print(visible(f"error: {message}"), file=sys.stderr)  # it may quote a row or a run of somebody else's
     return 2

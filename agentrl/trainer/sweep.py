@@ -11,6 +11,7 @@ from typing import TypeVar
 from agentrl.config import Config, PreferencesConfig, SFTConfig
 from agentrl.config.sweep import Job
 from agentrl.errors import NothingLeft, UserError, first_line
+from agentrl.system.visible import visible
 
 ConfigT = TypeVar("ConfigT", Config, SFTConfig, PreferencesConfig)
 
@@ -69,7 +70,7 @@ def run_one(job: Job[ConfigT], work: Callable[[ConfigT], Mapping[str, float]]) -
     except NothingLeft:
         status = "was done before"
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(visible(f"error: {error}"), file=sys.stderr, flush=True)
         status, failed = f"failed: {first_line(error)[:80]}", True
     return Outcome(job.name, job.config.trainer.default_local_dir, status, time.monotonic() - begun, metrics, failed)
 

@@ -13,6 +13,7 @@ from typing import cast
 from agentrl.data.messages import Unfit
 from agentrl.errors import DataError, UserError
 from agentrl.system.json_value import JSON
+from agentrl.system.visible import visible
 from agentrl.tool import ToolSchema
 from data_prep.conversation_formats import tools_of
 from data_prep.files import fill_parquet, writing
@@ -97,9 +98,10 @@ def tell(traces: Traces) -> None:
         for line in found.lines(head):
             print(line)
     for name, taken in cast(dict[str, dict[str, JSON]], report["scrubbed"]).items():
-        print(f"scrubbed: {name} {taken['count']} times, first in the conversation that begins at {taken['first']}")
+        first = f"first in the conversation that begins at {taken['first']}"
+        print(visible(f"scrubbed: {name} {taken['count']} times, {first}"))
     for name, number in cast(dict[str, JSON], report["not_read"]).items():
-        print(f"not read: {name}, in {number} calls")
+        print(visible(f"not read: {name}, in {number} calls"))
     sys.stdout.flush()
 
 
@@ -145,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
         for path, count in write(traces, given.out, given.held_out):
             print(f"{path}: {count} conversations")
     except UserError as error:
-        print(f"error: {quiet(traces.scrubber).text(str(error))}", file=sys.stderr)
+        print(visible(f"error: {quiet(traces.scrubber).text(str(error))}"), file=sys.stderr)
         status = 2
     if traces.records:
         tell(traces)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from agentrl.agent_loop import ReactLoop, SearchR1Loop
 from agentrl.chat.formats.parsers import CallFormat
 from agentrl.config.registries import CALL_FORMATS
-from agentrl.observe.excerpt import Piece, Reading, cut, headline, pieces, visible
+from agentrl.observe.excerpt import Piece, Reading, cut, headline, pieces
+from agentrl.system.visible import visible
 from agentrl.trajectory import Status, ToolAnswer, ToolCallRecord, Trajectory
 from tests.trajectory.written import Writer, decode, tool_trajectory
 

@@ -213,3 +213,10 @@ def test_records_that_are_something_else_are_named(
 ) -> None:
     rows = file(tmp_path / "rows.parquet", [row("#### 72", trajectories=column)])
     fails([f"data.path={rows}"], capsys, "rows.parquet, row 0", "agentrl.")
+
+
+def test_an_error_shows_no_control_character_of_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"evil\x1b]0;owned\x07": 1}) + "\n")
+    assert main([f"data.path={tmp_path}/a.jsonl"]) == 2
+    told = capsys.readouterr().err
+    assert "evil\N{SYMBOL FOR ESCAPE}]0;owned" in told and "\x1b" not in told

@@ -19,7 +19,7 @@ from agentrl.replay.__main__ import main as replay
 from agentrl.replay.again import Comparison, unscored
 from agentrl.replay.edited import Edit, _messages, _replaced
 from agentrl.replay.recorded import Stretch, _recorded
-from agentrl.replay.report import line_of
+from agentrl.replay.report import line_of, print_turn
 from agentrl.train import main
 from agentrl.trajectory import ToolAnswer, ToolCallRecord, Trajectory, Turn
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
@@ -271,3 +271,10 @@ def test_a_config_that_somebody_sent_runs_no_code(hostile: Hostile, capsys: pyte
         said = capsys.readouterr().err
         assert "trust_remote_code=true names code" in said and "tool_config_path=" in said and "--trust" in said
     assert not hostile.marker.exists()
+
+
+def test_a_replays_texts_obey_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ToolCallRecord("\x1b[2J", {"x": "\x1b[0m"}, ToolAnswer())
+    print_turn(Turn("assistant", "\x1b]0;owned\x07\tdone", 0, 0, 0, [call]))
+    told = capsys.readouterr().out
+    assert "\x1b" not in told and "owned" in told and "done" in told
