@@ -194,7 +194,9 @@ def _rewards(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
     """Compare the sum of each trajectory's token rewards with `Outline.reward`."""
     rewards = batch.rewards.double()
     if expected.kl_coef is not None and batch.ref_logprobs is not None:
-        before = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
+        # As `estimate`, also where the loss or the estimator asked for the policy's own log-probs.
+        by_trainer = batch.old_logprobs if expected.algorithm.rollout_correction.needs_pass else None
+        before = batch.rollout_logprobs if by_trainer is None else by_trainer
         kl = kl_penalty(before, batch.ref_logprobs, expected.algorithm.kl_penalty)
         rewards = rewards + expected.kl_coef * torch.where(batch.mask, kl, 0.0).double()
     sums: dict[int, float] = {}

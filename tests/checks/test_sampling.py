@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentrl.algorithms.estimate import Settings, estimate
 from agentrl.checks.batch import Drawn, Expected, check_batch
 from agentrl.checks.step import History
 from agentrl.config.sections.algorithm import AlgorithmConfig
@@ -192,3 +193,19 @@ def test_certain_tokens_do_not_tell_the_reference_from_the_policy(chance: float,
     batch = batch.with_fields(ref_logprobs=batch.old_logprobs)
     held = replace(expected(batch), reference="same")
     assert [one.check for one in check_batch(batch, held).findings] == ["reference"] * told
+
+
+@pytest.mark.parametrize("proximal", ["recomputed", "rollout", "interpolated"])
+def test_the_kl_in_the_reward_is_of_the_log_probs_that_it_was_taken_of(proximal: str) -> None:
+    """Losses that choose tokens, and some estimators, have the policy's own log-probs computed in any case."""
+    batch, _ = drawn_by(next(iter(POLICIES.values())), 40, seed=1)
+    batch = batch.with_fields(
+        old_logprobs=batch.rollout_logprobs * 1.3, ref_logprobs=batch.rollout_logprobs * 0.5, entropy=None
+    )
+    keys = {"use_kl_in_reward": True, "rollout_correction": {"proximal": proximal}}
+    algorithm = AlgorithmConfig.model_validate(keys)
+    columns, _ = estimate(batch, algorithm, Settings(EACH, kl_coef=1.0, version=3))
+    report = check_batch(
+        batch.with_fields(**columns), replace(expected(batch), algorithm=algorithm, kl_coef=1.0, gap=9.0)
+    )
+    assert report.evaluated["rewards"] and not [one for one in report.findings if one.check == "rewards"]
