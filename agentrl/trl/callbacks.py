@@ -129,6 +129,12 @@ class Callbacks(StepObserver):
         """Wishes of the callbacks."""
         return self._control
 
+    def begin(self) -> None:
+        """Begin a training, perhaps the trainer's second one: with an empty history, and no wish to stop."""
+        self._has_begun, self._kept = False, []
+        self._control.should_training_stop = False
+        self._state.log_history = []
+
     def call(self, event: str, **given: object) -> None:
         """Call an event of every callback. Raises ConfigError for a wish that the run cannot meet."""
         for one in self._callbacks:

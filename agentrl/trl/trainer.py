@@ -364,6 +364,7 @@ class GRPOTrainer:
         elif isinstance(given, str | Path):
             keys = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(given)}
         began, self._has_trained = time.monotonic(), False
+        self._callbacks.begin()
         with self._open(keys, [self._callbacks]) as run:
             losses = [metrics["actor/loss"] for metrics in run if "actor/loss" in metrics]
         self._has_trained = True

@@ -195,6 +195,21 @@ def test_callbacks_history_evaluation_and_resuming(policy_dir: Path, at_home: Pa
     assert again.state.log_history[-1]["train_runtime"] > 0
 
 
+def test_a_second_training_of_a_trainer_begins_as_a_first_one(policy_dir: Path, at_home: Path) -> None:
+    """transformers forgets that a callback asked for the end of the training before, and its history."""
+    watching = Watching(stop_at=1)
+    trainer = trainer_of(policy_dir, callbacks=[watching], max_steps=3)
+    assert trainer.train().global_step == 1
+    watching.stop_at = None
+    assert trainer.train(resume_from_checkpoint=True).global_step == 3
+    steps = [entry["step"] for entry in trainer.state.log_history]
+    assert steps == [1, 2, 3, 3]
+    watching.stop_at = 2
+    assert trainer.train().global_step == 2
+    assert [entry["step"] for entry in trainer.state.log_history] == [1, 2, 2]
+    assert [event for event in watching.events if event[0] == "begin"] == [("begin", 0), ("begin", 1), ("begin", 0)]
+
+
 def test_a_resumed_run_gives_reward_functions_the_step_of_an_undisturbed_one(policy_dir: Path, at_home: Path) -> None:
     def train(folder: str, steps: int, *, resumes: bool = False) -> tuple[list[tuple[int, float]], list[object]]:
         seen: list[tuple[int, float]] = []
