@@ -6,6 +6,7 @@ Import it before torch and transformers, which read these variables when they ar
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -21,12 +22,21 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
+class Shown(logging.Formatter):
+    """Formatter of warnings, which may quote a program that the policy ran."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 def exit_status(work: Callable[[], object]) -> int:
     """Do the work and return the process's exit status.
 
     0: done, or nothing is left to do; 2: something the user can mend, with one message; 130: interrupted (Ctrl-C);
     143: terminated (SIGTERM).
     """
+    if logging.lastResort is not None:  # where nobody else shows warnings
+        logging.lastResort.setFormatter(Shown())
     put_off_full_collections()  # in the imports of torch and transformers they took a sixth of the time
     try:
         with sigterm_raises(), of_one_run():
