@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from agentrl.chat.message import parse_json
 from agentrl.data.messages import FurtherFields, Unfit, with_one_flag, without_flag
 from agentrl.data.unread import UnreadColumns
 from agentrl.errors import ConfigError, DataError, UserError
@@ -205,12 +206,11 @@ def called(call: object, checks: dict[str, ArgumentCheck]) -> FunctionCall:
         raise BadConversation("a call without a name", repr(call)[:80])
     if name not in checks:
         raise BadConversation("a call of a tool that is not listed", f"{name!r}; listed: {', '.join(checks) or 'none'}")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise BadConversation("arguments are no JSON", f"{name}: {arguments[:80]!r} ({error})") from error
+    given = function.get("arguments") or {}
+    try:
+        arguments = parse_json(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise BadConversation("arguments are no JSON", f"{name}: {given[:80]!r} ({error})") from error
     if not isinstance(arguments, dict):
         raise BadConversation("arguments are no mapping", f"{name}: {arguments!r}"[:160])
     problem = checks[name](arguments)

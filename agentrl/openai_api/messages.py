@@ -642,10 +642,11 @@ def _blocks(completion: Completion) -> Iterator[dict[str, object]]:
 def _calls(completion: Completion) -> Iterator[dict[str, object]]:
     for made in completion.message.get("tool_calls", ()):
         arguments = cast(str, made["function"]["arguments"])
-        yield {"type": "tool_use", "id": made["id"], "name": made["function"]["name"], "input": _input(arguments)}
+        yield {"type": "tool_use", "id": made["id"], "name": made["function"]["name"], "input": input_of(arguments)}
 
 
-def _input(arguments: str) -> Mapping[str, JSON]:
+def input_of(arguments: str) -> Mapping[str, JSON]:
+    """Translate the text of a call's arguments; one that is no JSON object stays the text that it is."""
     try:
         value: JSON = DECODER.decode(arguments)
     except (ValueError, RecursionError):

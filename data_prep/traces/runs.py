@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentrl.data.messages import with_wrapped_tools
+from agentrl.openai_api.messages import input_of
 from agentrl.system.json_value import JSON, as_list, as_object
 from data_prep.conversation_formats import BadConversation, chat_call
 from data_prep.records import opened
@@ -133,7 +134,8 @@ def _of_anthropic(inputs: Mapping[str, JSON], outputs: Mapping[str, JSON]) -> di
         blocks: list[JSON] = [{"type": "text", "text": said}] if said else []
         for call in (as_object(one) for one in as_list(outputs.get("tool_calls"))):
             function = as_object(call.get("function"))
-            given = opened(function.get("arguments"))
+            given = function.get("arguments")
+            given = input_of(given) if isinstance(given, str) else given
             blocks.append({"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": given})
         response |= {"type": "message", "content": blocks, "tool_calls": None}
     return {"request": request, "response": response or None}

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
+from agentrl.openai_api.messages import input_of
 from agentrl.system.json_value import JSON, as_list, as_object
 from data_prep.conversation_formats import BadConversation
 
@@ -86,10 +87,7 @@ def _of_messages(events: list[dict[str, JSON]]) -> JSON:
                 arguments[index] = arguments.get(index, "") + str(delta["partial_json"])
         ended = ended or kind == "message_stop"
     for index, text in arguments.items():
-        try:
-            blocks[index]["input"] = json.loads(text) if text.strip() else {}
-        except (ValueError, RecursionError):
-            blocks[index]["input"] = {"unparsed_arguments": text}
+        blocks[index]["input"] = input_of(text) if text.strip() else {}
     message["content"] = [blocks[index] for index in sorted(blocks)]
     return message if ended else None
 

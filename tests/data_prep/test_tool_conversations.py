@@ -239,6 +239,9 @@ BAD: dict[str, Any] = {
     "arguments do not fit the tool's schema: weather: argument 'city' is missing": openai(call({"days": 2})),
     "arguments do not fit the tool's schema: weather: unknown argument 'town'": openai(call({**ARGUMENTS, "town": 1})),
     "arguments are no JSON: weather: '{'": openai(call("{")),
+    'arguments are no JSON: weather: \'{"city": "Bonn", "city": "Rome"}\' (1 members of an object are given': openai(
+        call('{"city": "Bonn", "city": "Rome"}')
+    ),
     "arguments are no mapping: weather: [1]": openai(call([1])),
     "a call without a name": openai({"function": {}}),
     "a call is not answered: assistant after tool, expected tool": openai(call(), call(), answers=1),

@@ -311,6 +311,22 @@ BAD: dict[str, tuple[dict[str, Any] | str, str]] = {
         },
         "a call of a tool that is not listed: 'sub'",
     ),
+    "a call whose arguments have a member twice": (
+        {
+            "request": {
+                "messages": [USER],
+                "max_tokens": 9,
+                "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+            },
+            "response": [
+                EVENTS[0],
+                {**EVENTS[1], "content_block": {"type": "tool_use", "id": "c", "name": "add", "input": {}}},
+                {**EVENTS[2], "delta": {"type": "input_json_delta", "partial_json": '{"a": 1, "a": 2}'}},
+                *EVENTS[3:],
+            ],
+        },
+        "arguments are no JSON: add",
+    ),
     "a deep record": (f'{{"request": {{"messages": {"[" * 9000}{"]" * 9000}}}}}', ""),
 }
 
