@@ -33,6 +33,7 @@ from agentrl.openai_api.images import Image
 from agentrl.openai_api.wire import DROPPED, Dropped, Listed, Reading, Wire, short, tagged, validated
 from agentrl.system.json_value import JSON, as_object
 from agentrl.tool import ToolSchema
+from agentrl.tool.work import Unbounded, Work
 from agentrl.trajectory import Message
 from agentrl.trajectory.picture import image_part
 
@@ -40,6 +41,8 @@ MAX_MESSAGES = 2048
 MAX_TOOLS = 2048
 """Tools of a request, found ones and those of namespaces counted: programs with many MCP servers have hundreds."""
 MAX_STOPS = 16
+MAX_SCHEMA = 256 << 10
+"""Characters of the schema of an answer: compiled, it takes forty times as much memory."""
 
 Place = Callable[[int, str], str]
 """Function that names a field of the message at an index as the client's request has it."""
@@ -343,23 +346,33 @@ class TextFormat(AnswerSchema):
         return ResponseFormat(type=self.type, json_schema=schema)
 
 
-@lru_cache(256)
+@lru_cache(32)
 def json_check(schema: str) -> Callable[[str], str | None]:
     """Compile a JSON schema, in JSON text, of the text of answers.
 
-    Raises ValueError for an invalid schema, and for a schema that refers to anything outside itself.
+    Raises ValueError for an invalid schema, and for a schema that refers to anything outside itself, has more than
+    MAX_SCHEMA characters, or has more schemas for one value than `agentrl.tool.work.MOST`.
     """
-    validator = jsonschema_rs.validator_for(json.loads(schema), offline=True)
+    if len(schema) > MAX_SCHEMA:
+        raise ValueError(f"expected at most {MAX_SCHEMA:,} characters, found {len(schema):,}")
+    root = json.loads(schema)
+    try:
+        work = Work(root)
+    except Unbounded as error:
+        raise ValueError(str(error)) from error
+    validator = jsonschema_rs.validator_for(root, offline=True)
 
     def problem(text: str) -> str | None:
         """Describe the error of a text; None when it is JSON that fits."""
         try:
             value = parse_json(text)
-        except ValueError as error:
+            if validator.is_valid(value):
+                return None
+            if work.is_much(value):  # To find its fault takes a step for each way through the schema.
+                return "does not fit the schema"
+            fault = next(validator.iter_errors(value))
+        except ValueError as error:  # of the validator: half a surrogate pair, or too deep nesting
             return f"is no JSON ({error})"
-        fault = next(validator.iter_errors(value), None)
-        if fault is None:
-            return None
         path = ".".join(map(str, fault.instance_path))
         return _short_fault(
             f"does not fit the schema ({path}: {fault.message})"

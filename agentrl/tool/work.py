@@ -74,8 +74,13 @@ class Work:
             waiting += [*self._same(schema), *_MEMBERS.schemas(schema), *_DEFINITIONS.schemas(schema)]
 
     def is_much(self, value: JSON) -> bool:
-        """Say whether more than MOST schemas may judge a value and, one in the other, its members."""
-        for depth in range(_depth(value) + 1):
+        """Say whether more than MOST schemas may judge a value and, one in the other, its members.
+
+        True, too, where it would take long to say.
+        """
+        if (deepest := _depth(value)) * len(self._places) > MOST:
+            return True
+        for depth in range(deepest + 1):
             for schema in self._places.values():  # All of a depth before the next one, so no recursion is deep.
                 self._of(schema, depth)
             if self._of(self._root, depth) > MOST:

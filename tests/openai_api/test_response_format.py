@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import openai
 import pytest
 
 from agentrl.chat import Chat
+from agentrl.openai_api.request import json_check
 from agentrl.trajectory import Status
 from tests.agent_loop.conftest import call
 from tests.openai_api.conftest import ADD, scripted
@@ -40,6 +43,8 @@ def fits(schema: dict[str, Any] = SCHEMA, **more: Any) -> dict[str, Any]:
         (fits({"additionalProperties": False}), '{"more": 1}', "{}"),
         (fits({"type": "array"}), "{}", "[]"),
         (OBJECT, '{"sum": 5', '{"sum": 5}'),
+        (OBJECT, r'["\ud800"]', "{}"),
+        (fits(), r'{"\ud800": 5}', '{"sum": 5}'),
     ],
 )
 async def test_a_text_that_does_not_fit_is_recorded_and_asked_again(
@@ -90,6 +95,37 @@ async def test_where_no_text_fits_the_error_says_what_each_was(chat: Chat) -> No
         assert (open.session.ending, open.session.turns) == (Status.MALFORMED, 4)
         assert open.trajectory.metrics["openai_promise_broken"] == 1
         assert recorded(open.trajectory) == said(engine)
+
+
+def test_a_text_that_the_validator_cannot_read_does_not_fit() -> None:
+    check = json_check(json.dumps(SCHEMA))
+    deep = '{"sum": ' + "[" * 300 + "]" * 300 + "}"
+    assert all(problem and problem.startswith("is no JSON") for problem in map(check, (deep, r'{"\ud800": 1}')))
+
+
+def doubled(times: int) -> dict[str, Any]:
+    """A schema that judges one value by 2 ** times schemas."""
+    names = [f"s{number}" for number in range(times)]
+    twice = {one: {"anyOf": [{"$ref": f"#/$defs/{after}"}] * 2} for one, after in pairwise([*names, "end"])}
+    return {"$defs": {**twice, "end": {"type": "integer"}}, "$ref": f"#/$defs/{names[0]}"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"), [(doubled(40), "would judge one value"), ({"description": "x" * (1 << 18)}, "characters")]
+)
+async def test_a_schema_that_would_hold_up_the_run_is_refused(chat: Chat, schema: dict[str, Any], says: str) -> None:
+    """A program in a container reaches the endpoint, whose event loop is that of all trajectories."""
+    async with scripted(chat, []) as (service, _), service.session() as open:
+        with pytest.raises(openai.BadRequestError, match=says) as told:
+            await open.say([QUESTION], response_format=fits(schema))
+        assert told.value.param == "response_format.json_schema.schema"
+
+
+async def test_a_fault_that_takes_long_to_find_is_not_named(chat: Chat) -> None:
+    nested = {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}] * 2}}}
+    bad = '{"a": ' * 40 + "1" + "}" * 40
+    async with scripted(chat, [bad, "{}"]) as (service, _), service.session() as open:
+        assert (await open.say([QUESTION], response_format=fits(nested))).tries == 2
 
 
 async def test_greedy_answers_are_sampled_once(chat: Chat) -> None:
