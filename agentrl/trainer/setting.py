@@ -74,6 +74,11 @@ def open_setting(
         keep, keys, rates = config.trainer.max_ckpt_to_keep, config.trainer.checkpoint, {"optim": config.optim}
     total = trainer.total_training_steps or trainer.total_epochs * steps_per_epoch
     check_profile_steps(trainer, total)
+    if not only_validates and (waited := max(waits.values(), default=0)) >= total:
+        display.warn(
+            f"trainer.critic_warmup={waited}: in all {total} steps of this run the critic alone learns, and policy/ "
+            "will be the policy that it begins with. Lower it, or raise trainer.total_training_steps"
+        )
     if (budget := None if only_validates else Budget.from_config(trainer)) is not None:
         budget.check(least_tokens)
     store = open_store(trainer, display)

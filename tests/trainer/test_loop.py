@@ -417,6 +417,16 @@ def test_a_death_in_the_first_validation_does_not_end_the_run(
     assert validated == [0, 0] and [line["step"] for line in lines(tmp_path / "run" / "val_only")] == [0]
 
 
+def test_a_run_that_ends_within_the_critic_s_warm_up_says_so(
+    small_run: Overrides, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ppo = [one for one in small_run("algorithm=ppo", "data.val_files=null") if "filter_groups" not in one]
+    for warmup, total in ((1, 1), (1, 2)):
+        assert main([*ppo, f"trainer.critic_warmup={warmup}", f"trainer.total_training_steps={total}"]) == 0
+        said = "".join(capsys.readouterr().out.split())
+        assert ("thecriticalonelearns" in said) == (warmup == total)
+
+
 def test_every_loop_shows_its_own_first_prompt(
     small_run: Overrides, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
