@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.chat import Chat
 from agentrl.config.sections.rollout import CompactionConfig
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import find_file
+from agentrl.trajectory import Message
 
 REQUEST = Path(__file__).parent / "prompts" / "compaction.txt"
 KEY = "actor_rollout_ref.rollout.multi_turn.compaction"
@@ -23,6 +25,23 @@ class Compaction:
     train_summary: bool
     request: str
     """Text that asks for the summary."""
+
+    def asking(self) -> Message:
+        """Return the message that asks for the summary."""
+        return {"role": "user", "content": self.request}
+
+    def reserved(self, chat: Chat) -> int:
+        """Count the tokens that stay free in every window, for the request and the summary."""
+        return len(chat.render([self.asking()], [])) + self.max_summary_tokens  # the window has its tools already
+
+    def check_room(self, chat: Chat, window: int) -> None:
+        """Raise ConfigError where the reserved tokens leave no room for a turn in a window of so many tokens."""
+        if (reserved := self.reserved(chat)) >= window:
+            raise ConfigError(
+                f"{KEY}.max_summary_tokens={self.max_summary_tokens}: with the request for it {reserved} tokens stay "
+                f"free in every window, and data.max_response_length={window} leaves none of the policy's turns any "
+                "room. Lower the former, or raise the latter"
+            )
 
     @staticmethod
     def from_config(config: CompactionConfig) -> Compaction | None:

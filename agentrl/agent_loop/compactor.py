@@ -54,8 +54,7 @@ class Compactor:
     def __post_init__(self) -> None:
         episode = self.episode
         self.opening = list(episode.messages)
-        request = episode.context.chat.render([self._request], [])  # the window has its tools already
-        self.reserved = episode.reserved = len(request) + self.rules.max_summary_tokens
+        self.reserved = episode.reserved = self.rules.reserved(episode.context.chat)
         for name in COUNTS:
             episode.trajectory.metrics.setdefault(name, 0.0)
 
@@ -94,7 +93,7 @@ class Compactor:
         episode, rules = self.episode, self.rules
         episode.reserved = 0
         episode.trajectory.metrics["compactions"] += 1.0
-        if await episode.observe([self._request]):
+        if await episode.observe([rules.asking()]):
             begin = len(episode.transcript)
             reply = await episode.generate(max_tokens=rules.max_summary_tokens)
             episode.assistant_turns -= 1  # It is no turn of the task's.
@@ -148,7 +147,3 @@ class Compactor:
             return [*self.opening, {"role": "user", "content": (HEADING + summary).strip()}]
         # Many chat templates refuse two user turns in a row.
         return [*self.opening[:-1], {**last, "content": joined(last["content"], HEADING + summary)}]
-
-    @property
-    def _request(self) -> Message:
-        return {"role": "user", "content": self.rules.request}

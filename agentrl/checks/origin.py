@@ -173,7 +173,7 @@ class Origins:
             return
         yield from (Finding("prompt", what, one.uid) for what in self._other_prompt(one, prompt, tools, loop))
         begins = [at for at, role in enumerate(roles) if role == "assistant" and at >= len(prompt)]
-        if loop.calls is None and len(begins) == sum(turn.role == "assistant" for turn in one.turns):
+        if begins and loop.calls is None and len(begins) == sum(turn.role == "assistant" for turn in one.turns):
             yield from (Finding("prompt", what, one.uid) for what in self._other_turns(one, begins, tools))
 
     def _other_prompt(

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from agentrl.agent_loop import AgentLoop, agent_names, load_agent_loops
+from agentrl.agent_loop.compaction import Compaction
 from agentrl.agent_loop.registry import as_loop, instantiate
 from agentrl.agent_loop.roles import Roles
 from agentrl.agent_loop.teacher_context import load_teacher_context
@@ -286,9 +287,11 @@ def fit_prompts(
     Raises DataError, and ConfigError for a template that cannot be used, before the other rows are rendered.
     """
     check_template(rows[0], chat, context)
+    compaction = Compaction.from_config(config.actor_rollout_ref.rollout.multi_turn.compaction)
+    if compaction is not None:
+        compaction.check_room(chat, config.data.max_response_length)
     warned: set[str] = set()
     most, teacher_context = config.data.max_prompt_length, load_teacher_context(config)
-    is_compacted = config.actor_rollout_ref.rollout.multi_turn.compaction.threshold is not None
     for data in rows:
         unanswered: list[Sample] = []
         toolless: list[Sample] = []
@@ -318,7 +321,7 @@ def fit_prompts(
             if sample.interaction is None and sample.data_source.startswith(ASKING):
                 unanswered.append(sample)
             loop = context.loops[sample.agent_name]
-            if is_compacted and not loop.compacts:
+            if compaction is not None and not loop.compacts:
                 found[NO_SUMMARY.format(sample.agent_name)] += 1
             if loop.offers_tools and not context.tools.names and sample.interaction is None:
                 toolless.append(sample)

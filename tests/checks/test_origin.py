@@ -26,7 +26,7 @@ from agentrl.observe.report import Report
 from agentrl.reward import NaiveRewardManager, Verdict
 from agentrl.reward.manager import turns_text
 from agentrl.tool.session import ToolSession
-from agentrl.trajectory import Trajectory, Transcript
+from agentrl.trajectory import Status, Trajectory, Transcript
 from agentrl.trajectory.sample import Sample
 from interactions.gsm8k import Gsm8kInteraction
 from tests.agent_loop.conftest import Bench, bench, call, chat, sample, tiny_dir  # noqa: F401 - fixtures
@@ -70,6 +70,13 @@ async def test_sound_trajectories_are_compared_and_nothing_is_said(bench: MakeBe
     assert [len(one.tool_calls) for one in found] == [3, 3, 3] and [one.score for one in found] == [0.0, 1.0, 0.0]
     assert report.findings == []
     assert report.evaluated == {"requests": 3, "scores": 3, "answers": 3, "prompt": 1, "record": 3}
+
+
+async def test_a_trajectory_without_room_for_a_turn_is_sound(bench: MakeBench) -> None:  # noqa: F811
+    """As where an environment's first observation fills the window."""
+    found, report = await checked(bench(script, [add], max_response_tokens=0))
+    assert [(one.status, one.turns) for one in found] == [(Status.LENGTH, [])] * 3
+    assert report.findings == [] and report.evaluated["prompt"] == 1
 
 
 @pytest.mark.parametrize(("name", "told"), [("lookup", 0), ("add", 3)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,22 @@ def test_a_template_that_cannot_be_used_is_refused_before_all_rows_are_rendered(
         monkeypatch.setattr(type(data), "filter_overlong", None)
         with naming(ConfigError, "tools", "no tool parser"):
             fit_prompts([data], config, blind, context, display)
+
+
+@pytest.mark.parametrize("more", [[], ["data.max_response_length=2048"]])
+def test_compaction_whose_summary_takes_the_whole_window_is_refused(
+    tmp_path: Path, chat: Chat, more: list[str]
+) -> None:
+    """Every trajectory would end before its first turn."""
+    pq.write_table(pa.Table.from_pylist([{**PROMPT, "agent_name": "tool_agent"}]), file := tmp_path / "a.parquet")
+    words = [f"data.train_files={file}", "actor_rollout_ref.model.path=x", "data.train_batch_size=1", *more]
+    words += ["actor_rollout_ref.rollout.multi_turn.tool_config_path=tools/calculator.yaml"]
+    config = load_config([*words, "actor_rollout_ref.rollout.multi_turn.compaction.threshold=0.8"])
+    context = load_context(config)
+    data = open_rows(config, str(file), None, context)
+    keys = ("compaction.max_summary_tokens=512", "data.max_response_length=512")
+    with open_display("test") as display, nullcontext() if more else naming(ConfigError, *keys):
+        fit_prompts([data], config, chat, context, display)
 
 
 def test_what_a_loop_lacks_is_said_before_a_policy_is_made(tmp_path: Path) -> None:
