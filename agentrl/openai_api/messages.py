@@ -45,7 +45,7 @@ from agentrl.openai_api.request import (
     content_kind,
     refuse_twice,
 )
-from agentrl.openai_api.wire import DROPPED, Dropped, Listed, Reading, Wire, kind_of, tagged, validated
+from agentrl.openai_api.wire import DROPPED, Dropped, Listed, Reading, Wire, is_sendable, kind_of, tagged, validated
 from agentrl.openai_api.writer import EventWriter, pieces
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message
@@ -646,12 +646,12 @@ def _calls(completion: Completion) -> Iterator[dict[str, object]]:
 
 
 def input_of(arguments: str) -> Mapping[str, JSON]:
-    """Translate the text of a call's arguments; one that is no JSON object stays the text that it is."""
+    """Translate the text of a call's arguments; one that is no JSON object that clients can send back stays text."""
     try:
         value: JSON = DECODER.decode(arguments)
     except (ValueError, RecursionError):
         value = None
-    return value if isinstance(value, dict) else {UNPARSED: arguments}
+    return value if isinstance(value, dict) and is_sendable(value) else {UNPARSED: arguments}
 
 
 def _end(completion: Completion) -> dict[str, JSON]:

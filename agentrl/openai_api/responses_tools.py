@@ -17,7 +17,7 @@ from agentrl.chat.message import parse_json
 from agentrl.openai_api.dialect import Offered, function
 from agentrl.openai_api.fields import PROVIDER
 from agentrl.openai_api.request import Name, Schema
-from agentrl.openai_api.wire import DROPPED, Dropped, Listed, Wire, tagged
+from agentrl.openai_api.wire import DROPPED, Dropped, Listed, Wire, is_sendable, tagged
 
 FREE = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """Parameters of the function that stands for a tool of the type `custom`, whose input is text."""
@@ -227,4 +227,4 @@ def _object(arguments: str) -> Mapping[str, object] | None:
         value = parse_json(arguments)
     except ValueError:
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and is_sendable(value) else None

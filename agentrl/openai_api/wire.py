@@ -32,6 +32,8 @@ DROPPED = ":dropped"
 """Tag of a list's member that is left out; tags of unions begin with a colon, which no field does."""
 NO_KIND = "no kind"
 MOST_DROPPED = 1024
+_AROUND = 16
+"""Lists and objects of a request around a call's arguments, at most."""
 _VERSION = re.compile(r"_[0-9]{8}$")
 
 
@@ -176,6 +178,16 @@ def parsed(body: bytes) -> JSON:
     except ValueError as error:
         raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from None
     return value
+
+
+def is_sendable(value: JSON) -> bool:
+    """Say whether a client can send a value of an answer back: no body with half a surrogate pair or deep nesting is
+    read."""
+    try:
+        from_json(b"[" * _AROUND + json.dumps(value, allow_nan=False).encode() + b"]" * _AROUND)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def validated(value: object, model: type[Read], reading: Reading) -> Read:

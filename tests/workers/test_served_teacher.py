@@ -124,6 +124,10 @@ def test_the_key_is_sent_and_never_shown(
 ) -> None:
     with naming(ConfigError, "distillation.teacher.api_key_env", "TEACHER_KEY"):
         scores(config_of(server, tiny_policy, api_key_env="TEACHER_KEY"), tiny_policy, make_batch)
+    of_source = {"math/*": config_of(server, tiny_policy, api_key_env="TEACHER_KEY").teacher.model_dump()}
+    several = DistillationConfig.model_validate({"by_source": of_source})
+    with naming(ConfigError, "distillation.by_source.math/*.api_key_env", "TEACHER_KEY"):
+        scores(several, tiny_policy, make_batch)
     monkeypatch.setenv("TEACHER_KEY", "s3cret-key")
     monkeypatch.setattr(server, "change", lambda answer: {"said": server.headers[-1]["Authorization"]})
     with pytest.raises(TrainingError) as caught:
