@@ -69,6 +69,16 @@ class ApiContract:
             records = [record for turn in open.trajectory.turns for record in turn.calls]
             assert len(records) == 20 and all(record.response == "5" for record in records)
 
+    async def test_a_call_with_half_a_pair_is_read_when_it_is_sent_back(self, chat: Chat) -> None:
+        """A program whose next request is refused fails its trajectory, which the policy could choose."""
+        async with scripted(chat, [call("add", a="\ud800"), "ok"]) as (service, _), service.session() as open:
+            agent = self.program(open)
+            agent.say("Add.")
+            ((id, _, _),) = await agent.ask()
+            agent.give([(id, "5")])
+            await agent.ask()
+            assert len(open.trajectory.transcripts) == 1 and "openai_bad_requests" not in open.trajectory.metrics
+
     async def test_a_sub_agent_and_a_shortened_history_have_transcripts_of_their_own(self, chat: Chat) -> None:
         texts = [f"said {number}" for number in range(6)]
         async with scripted(chat, texts) as (service, engine), service.session() as open:

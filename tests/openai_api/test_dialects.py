@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from agentrl.chat import Chat
+from agentrl.openai_api.messages import input_of
 from agentrl.openai_api.responses import ENCRYPTED
 from tests.agent_loop.conftest import call
 from tests.openai_api.conftest import scripted
@@ -261,3 +262,12 @@ async def test_tokens_are_counted_of_the_prompt_that_a_call_gets(chat: Chat) -> 
                 assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
                 talk += [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": "Sure?"}]
         assert len(open.trajectory.transcripts) == 1
+
+
+def test_an_input_of_a_call_is_one_that_a_body_may_hold() -> None:
+    deep = '{"a": ' + "[" * 190 + "]" * 190 + "}"
+    assert [input_of(one) for one in ('{"a": 1}', deep, r'{"a": "\udfff"}')] == [
+        {"a": 1},
+        {"unparsed_arguments": deep},
+        {"unparsed_arguments": r'{"a": "\udfff"}'},
+    ]
