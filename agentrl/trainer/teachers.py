@@ -32,10 +32,10 @@ def check_teachers(config: Config, chat: Chat) -> None:
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} reads a teacher's log-probs, and there is none: "
             "set distillation.teacher"
         )
-    for pattern, teacher in keys.teachers:
+    for index, (_, teacher) in enumerate(keys.teachers):
         if teacher.is_policy:
             continue
-        at = f"distillation.by_source.{pattern}" if teacher is keys.by_source.get(pattern) else "distillation.teacher"
+        at = keys.key_of(index)
         path = teacher.path or teacher.tokenizer
         assert path is not None, "configs are checked for this"
         own = chat.tokenizer.get_vocab()

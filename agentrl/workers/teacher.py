@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig
 
 from agentrl.algorithms.distillation import IMPOSSIBLE, Head
-from agentrl.config.sections.distillation import DistillationConfig, TeacherConfig
+from agentrl.config.sections.distillation import TEACHER, DistillationConfig, TeacherConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.parallel import Parallel
 from agentrl.errors import ConfigError, TrainingError
@@ -96,16 +96,18 @@ class TeacherWorker:
         """Load the local teachers. Raises ConfigError."""
         mesh, vocab = Mesh(parallel or Parallel(), device), vocab_size(policy)
 
-        def open_one(teacher: TeacherConfig) -> Teacher:
+        def open_one(index: int, teacher: TeacherConfig) -> Teacher:
             """Make one teacher. Raises ConfigError."""
             if teacher.path is None:
-                return ServedTeacher(teacher, config, vocab)
+                return ServedTeacher(teacher, config, vocab, config.key_of(index))
             return LoadedTeacher(
                 teacher, config, policy, vocab, mesh, device, temperature, max_tokens, offload=param_offload
             )
 
         self.teachers = {
-            index: open_one(teacher) for index, (_, teacher) in enumerate(config.teachers) if not teacher.is_policy
+            index: open_one(index, teacher)
+            for index, (_, teacher) in enumerate(config.teachers)
+            if not teacher.is_policy
         }
         """By index in `config.teachers`."""
         self._width = max(teacher.width for teacher in self.teachers.values())
@@ -201,14 +203,14 @@ class LoadedTeacher:
 class ServedTeacher:
     """A teacher on a server. Implements `Teacher`; ranks ask it apart, each about its own sequences."""
 
-    def __init__(self, teacher: TeacherConfig, config: DistillationConfig, vocab: int) -> None:
-        """Raises ConfigError for faults that can be seen without asking the server."""
+    def __init__(self, teacher: TeacherConfig, config: DistillationConfig, vocab: int, key: str = TEACHER) -> None:
+        """Raises ConfigError for faults that can be seen without asking the server. key: of the teacher."""
         self.name, self._concurrent, self._vocab = teacher.name, teacher.max_concurrent, vocab
         self._top_k = config.top_k if config.scope == "top_k" else 0
         if self._top_k > vocab:
             raise too_many(config, vocab)
         self.width = 1 + 2 * self._top_k
-        self._server = LogprobServer(teacher, "distillation.teacher", top_k=self._top_k)
+        self._server = LogprobServer(teacher, key, top_k=self._top_k)
 
     def score(self, batch: RaggedBatch) -> torch.Tensor:
         """See `Teacher.score`: [T, width] float32.

@@ -20,6 +20,8 @@ TAUGHT = OnlyWith("teacher.path", "teacher.base_url", "by_source")
 SAMPLED = OnlyWith("scope=sampled")
 POLICY = "policy"
 """A teacher's path that means the policy itself."""
+TEACHER = "distillation.teacher"
+"""Key of the teacher of all rows that no other one fits."""
 WHOLE = OnlyWith("scope=top_k or full")
 
 
@@ -151,6 +153,10 @@ class DistillationConfig(Section):
         """All teachers by the pattern of their data sources, in the order in which they are looked through."""
         alone = [("*", self.teacher)] if self.teacher.path or self.teacher.base_url else []
         return [*self.by_source.items(), *alone]
+
+    def key_of(self, index: int) -> str:
+        """Return the key of one of `teachers`."""
+        return f"distillation.by_source.{[*self.by_source][index]}" if index < len(self.by_source) else TEACHER
 
     @property
     def is_privileged(self) -> bool:
