@@ -70,7 +70,10 @@ def slopes(micro: RaggedBatch, logprobs: Tensor, counts: Counts, keys: LossKeys)
     share = 1.0 if keys.distillation is None else keys.distillation.policy_loss_coef
     by_engine = _correction(micro, p, tokens, keys.correction)
     weighed = weight * by_engine
-    terms = {"policy": Term(share, weighed * slope, weighed * torch.maximum(slope.abs(), tokens.advantages.abs()))}
+    size = torch.maximum(slope.abs(), tokens.advantages.abs())
+    if actor.policy_loss.loss_mode == "dro":  # the log-ratio itself is in it, which log-probs round, as in a KL's slope
+        size = size + 0.01 * float(actor.policy_loss.options["dro_beta"])
+    terms = {"policy": Term(share, weighed * slope, weighed * size)}
     if actor.use_kl_loss and actor.kl_loss_coef:
         assert micro.ref_logprobs is not None
         k = kl_slope(p.double() - micro.ref_logprobs.double(), actor.kl_loss_type)

@@ -17,7 +17,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import agentrl.optim.optimizer
+from agentrl.algorithms.policy_loss import PolicyLoss
+from agentrl.checks.loss_gradient import LossKeys, slopes
+from agentrl.checks.update import TOLERANCE
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.model.scores import TokenScores
+from agentrl.observe.watch import Counts, owners_of
 from agentrl.optim.optimizer import Optim
 from agentrl.parallel import gradients
 from agentrl.train import main, training
@@ -30,6 +36,7 @@ from agentrl.workers.policy import PolicyWorker
 from tests.checks.test_faults import BEGINS, PAGE, _count, alarms, faulty, wrap  # noqa: F401 - a fixture
 from tests.devices import DEVICES
 from tests.runs import Overrides
+from tests.trained import trained_batch
 
 Inject = Callable[[pytest.MonkeyPatch], None]
 Seen = tuple[TokenScores, RaggedBatch]
@@ -516,3 +523,26 @@ def test_betas_that_a_kernel_rounds_to_float32_raise_no_alarm(
     monkeypatch.setattr(Optim, "step", step)
     main(small_run(*KEYS, *SHORT))
     assert alarms(tmp_path / "run") == []
+
+
+def test_the_rounding_of_a_log_ratio_is_no_fault() -> None:
+    """dro's derivative is the log-ratio where advantages are 0, and a proximal policy between two is rounded."""
+    generator, count = torch.Generator().manual_seed(1), 4000
+    mask = torch.arange(count) > 0
+    logprobs = torch.where(mask, -12 * torch.rand(count, generator=generator), 0.0)
+    engine = torch.where(mask, logprobs + 1e-3 * torch.randn(count, generator=generator), 0.0)
+    micro = trained_batch(torch.tensor([0, count]), torch.zeros(count).long(), mask, torch.zeros(1).long()).with_fields(
+        rollout_logprobs=engine, advantages=torch.zeros(count), staleness=torch.full((count,), 2)
+    )
+    keys = {"policy_loss": {"loss_mode": "dro", "options": {"dro_beta": 0.1}}, "loss_agg_mode": "token-sum"}
+    actor, correction = ActorConfig.model_validate(keys), RolloutCorrectionConfig(proximal="interpolated")
+    logprobs.requires_grad_()
+    lost = PolicyLoss.from_config(actor, correction)(micro, logprobs).by_token
+    (grad,) = torch.autograd.grad(torch.where(mask, lost, 0.0).sum(), logprobs)
+    counts = Counts(policy_tokens=micro.policy_tokens, owners=owners_of(micro, range(1)))
+    found = slopes(
+        micro, logprobs.detach(), counts, LossKeys(actor=actor, correction=correction, distillation=None, norm_length=1)
+    )
+    assert found is not None
+    policy = found.terms["policy"]
+    assert ((grad.double() - policy.slope).abs() <= TOLERANCE * policy.scale + 1e-30).all()
