@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from agentrl.agents.agent import Agent
 from agentrl.agents.task import AgentError, AgentFailed, blamed
 from agentrl.errors import CodeError, UserError
 from agentrl.remote.credentials import Secrets, passed_secrets
-from agentrl.system.processes import LocalProcess, Process
+from agentrl.system.processes import LocalProcess, Process, signal_name
 from agentrl.system.proxies import spare_own_addresses
 from agentrl.system.user_code import PATHS
 
@@ -80,6 +79,6 @@ class AgentProcess:
         """Make the error for a process called `name` that ended; `both`: some programs write errors to stdout."""
         status, said = self.process.status, self.said(both=both)
         assert status is not None
-        ended = f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
+        ended = f"status {status}" if status >= 0 else f"signal {signal_name(-status)}"
         problem = f"{name} ended with {ended}: {said or 'it wrote nothing'}"
         return blamed(problem, said if status > 0 else "", self._secret, self._environment)

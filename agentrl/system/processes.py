@@ -56,6 +56,14 @@ class _Watch:
 _WATCH = _Watch()
 
 
+def signal_name(number: int) -> str:
+    """Name a signal; most of the real-time ones have a number alone."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
 class Process(ABC):
     """A process that was started, here or elsewhere."""
 

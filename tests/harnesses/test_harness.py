@@ -17,6 +17,8 @@ import pytest
 from agentrl.agents.agent import AgentOptions
 from agentrl.agents.harness import Errand, Harness
 from agentrl.agents.harness_agent import build, files_of
+from agentrl.agents.process import AgentProcess
+from agentrl.agents.task import AgentFailed
 from agentrl.config.registries import HARNESSES
 from agentrl.errors import CodeError, ConfigError, DataError
 from agentrl.system.owner import new_folder
@@ -332,3 +334,13 @@ async def test_a_harness_trains_on_the_main_conversation_unless_told_otherwise(
         assert (found.score, len(found.transcripts)) == (1.0, 2)
         left.append(found.metrics.get("left_out/side_calls", 0))
     assert left == [1, 0]
+
+
+async def test_a_program_that_a_real_time_signal_ends_has_failed_as_by_any_other() -> None:
+    """Python names only two of these signals; the policy's shell may send any."""
+    process = await AgentProcess.start(["sh", "-c", "kill -40 $$"], (), {"OWN": "of-this-test"}, "of-this-test")
+    process.process.give(b"")
+    await process.process.ended()
+    failure = process.failure("program")
+    assert isinstance(failure, AgentFailed)
+    assert_names(str(failure), "signal 40")

@@ -25,6 +25,7 @@ from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.servers.starter import KEY, STARTER
 from agentrl.engines.servers.startup_log import Stages, StartupLog, last_error
+from agentrl.system.processes import signal_name
 
 PORTS = range(20_000, 32_000)
 """Range that free ports are chosen from: below the range that Linux gives to outgoing connections."""
@@ -237,4 +238,4 @@ def is_free(host: str, port: int) -> bool:
 
 def status_text(status: int) -> str:
     """Describe an exit status as `subprocess` gives it."""
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    return f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
