@@ -291,7 +291,7 @@ def test_the_quickstart_part_reads_whole_lines_of_a_run_that_goes_on(
     file.write_text("\n".join(lines) + '\n{"step": 3, "ti')
     steps = quickstart.read(file)
     assert [step["step"] for step in steps] == [0, 1, 2]
-    quickstart.tell(steps, 7.0, {"success_greedy": (0.1, 1.0)})
+    quickstart.tell(steps, 7.0, {"val/success_greedy": (0.1, 1.0)})
     said = capsys.readouterr().out
     assert '["seconds a step, rollout", {"seen": 1.5}]' in said
     assert '["success, greedy last", {"seen": 0.06, "documented for a CPU": 1.0}]' in said
