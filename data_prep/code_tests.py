@@ -24,7 +24,7 @@ from agentrl.remote import RemoteRefused, RemoteUnavailable
 from agentrl.reward.code import CodeJudge, NoVerdict
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain, visible
 from data_prep.code_problems import LeftOut, Problem, problem
 from data_prep.files import write_rows
 from data_prep.options import positive
@@ -130,8 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
         count = write_rows(path, rows, SCHEMA)
         print(f"{path}: {count} problems, {selection.left_out} left out", flush=True)
     except UserError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return 2
+        return complain(error)
     return 0
 
 

@@ -20,7 +20,7 @@ from agentrl.environments.sidecar import EnvironmentOptions, Fields, Sidecar
 from agentrl.errors import ConfigError, DataError, InfrastructureError, UserError
 from agentrl.observe.open import open_display
 from agentrl.system.json_value import JSON
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain
 from data_prep.files import write_splits
 from data_prep.options import positive
 
@@ -58,8 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         write_splits(files)
         print(*remarks, sep="\n", flush=True)
     except (UserError, InfrastructureError) as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return 2
+        return complain(error)
     return 0
 
 

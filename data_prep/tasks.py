@@ -35,7 +35,7 @@ from agentrl.containers.command_line import CommandLine
 from agentrl.containers.contract import ContainerFailed, ContainerOptions
 from agentrl.errors import ConfigError, DataError, UserError
 from agentrl.system.owner import own_folder
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain, visible
 from data_prep.files import Row, write_splits, write_text
 from data_prep.options import positive
 
@@ -355,8 +355,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return asyncio.run(prepare(parser.parse_args(arguments)))
     except UserError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return 2
+        return complain(error)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from agentrl.chat.message import parse_json
 from agentrl.data.messages import FurtherFields, Unfit, with_one_flag, without_flag
 from agentrl.data.unread import UnreadColumns
 from agentrl.errors import ConfigError, DataError, UserError
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain, visible
 from agentrl.tool.arguments import ArgumentCheck
 from agentrl.trajectory import FunctionCall, Message, ToolCall
 from data_prep.conversation_formats import COLUMNS, BadConversation, Conversation, conversation
@@ -247,8 +247,7 @@ def main(arguments: list[str] | None = None) -> int:
         count = write_rows(path, found.rows(), SCHEMA)
         print(f"{path}: {count} conversations, {found.left_out.total} left out")
     except UserError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return 2
+        return complain(error)
     finally:
         for line in found.left_out.lines("left out"):
             print(line, flush=True)

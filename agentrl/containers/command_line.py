@@ -95,14 +95,10 @@ BY_THE_LINE = 125
 """Lowest status with which the command line tells of errors of its own."""
 BY_SIGNAL = range(129, 193)
 """Statuses of programs that a signal ended."""
-FROM_THE_IMAGE = tuple(
-    word
-    for name, value in (
-        ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"),
-        ("LD_LIBRARY_PATH", ""),
-        ("LD_PRELOAD", ""),
-    )
-    for word in ("--env", f"{name}={value}")
+FROM_THE_IMAGE = (
+    *("--env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"),
+    *("--env", "LD_LIBRARY_PATH="),
+    *("--env", "LD_PRELOAD="),
 )
 """Variables of what runs after a program: the image's own may name a folder that the program could write to."""
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}

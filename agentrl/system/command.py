@@ -15,7 +15,7 @@ from agentrl.errors import NothingLeft, UserError
 from agentrl.system.garbage import put_off_full_collections
 from agentrl.system.registrations import of_one_run
 from agentrl.system.termination import Terminated, sigterm_raises
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain, visible
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Their progress bars would tear our display.
@@ -44,19 +44,14 @@ def exit_status(work: Callable[[], object]) -> int:
     except NothingLeft as told:
         print(visible(str(told)))
     except UserError as error:
-        return _complain(str(error))
+        return complain(error)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        return _complain(f"the disk is full: writing {error.filename or 'a file'} failed; earlier files are intact")
+        return complain(f"the disk is full: writing {error.filename or 'a file'} failed; earlier files are intact")
     except KeyboardInterrupt as interrupt:
         ended, status = ("terminated", 143) if isinstance(interrupt, Terminated) else ("interrupted", 130)
         general = ["the same command goes on from the last checkpoint, if there is one"]
         print(f"{ended}; {'; '.join(getattr(interrupt, '__notes__', general))}", file=sys.stderr)
         return status
     return 0
-
-
-def _complain(message: str) -> int:
-    print(visible(f"error: {message}"), file=sys.stderr)  # it may quote a row or a run of somebody else's
-    return 2

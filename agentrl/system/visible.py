@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -15,6 +16,12 @@ def visible(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(map(_visible_character, text.replace("\r\n", "\n"))).expandtabs(4)
+
+
+def complain(error: object) -> int:
+    """Print an error, which may quote a row or a run of somebody else's; return a command's exit status for it."""
+    print(visible(f"error: {error}"), file=sys.stderr)
+    return 2
 
 
 def _visible_character(character: str) -> str:

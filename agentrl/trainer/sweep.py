@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import TypeVar
 from agentrl.config import Config, PreferencesConfig, SFTConfig
 from agentrl.config.sweep import Job
 from agentrl.errors import NothingLeft, UserError, first_line
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain
 
 ConfigT = TypeVar("ConfigT", Config, SFTConfig, PreferencesConfig)
 
@@ -70,7 +69,7 @@ def run_one(job: Job[ConfigT], work: Callable[[ConfigT], Mapping[str, float]]) -
     except NothingLeft:
         status = "was done before"
     except UserError as error:
-        print(visible(f"error: {error}"), file=sys.stderr, flush=True)
+        complain(error)
         status, failed = f"failed: {first_line(error)[:80]}", True
     return Outcome(job.name, job.config.trainer.default_local_dir, status, time.monotonic() - begun, metrics, failed)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from agentrl.errors import UserError
 from agentrl.system.versions import this_agentrl
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain
 from agentrl.verl.check import check
 
 USAGE = """\
@@ -29,8 +29,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return check(argv[1:])
     except UserError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return 2
+        return complain(error)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import cast
 from agentrl.data.messages import Unfit
 from agentrl.errors import DataError, UserError
 from agentrl.system.json_value import JSON
-from agentrl.system.visible import visible
+from agentrl.system.visible import complain, visible
 from agentrl.tool import ToolSchema
 from data_prep.conversation_formats import tools_of
 from data_prep.files import fill_parquet, writing
@@ -147,8 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
         for path, count in write(traces, given.out, given.held_out):
             print(f"{path}: {count} conversations")
     except UserError as error:
-        print(visible(f"error: {quiet(traces.scrubber).text(str(error))}"), file=sys.stderr)
-        status = 2
+        status = complain(quiet(traces.scrubber).text(str(error)))
     if traces.records:
         tell(traces)
     return status

@@ -113,10 +113,17 @@ def test_a_logger_that_is_not_installed_names_its_extra(
         tracker(tmp_path, package)
 
 
-def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+def mean_rewards(run: Path) -> list[tuple[int, float]]:
+    """Read a run's numbers from tensorboard's files: (step, value)."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars("reward/mean")]
+
+
+def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
     first = tracker(tmp_path, "tensorboard")
     for step in range(4):
         first.log({"reward/mean": step / 4}, step)
@@ -125,15 +132,11 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     second.truncate_after(1)
     second.log({"reward/mean": 9.0}, 2)
     second.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.25), (2, 9.0)]
+    assert mean_rewards(tmp_path) == [(0, 0.0), (1, 0.25), (2, 9.0)]
 
 
 def test_tensorboard_forgets_steps_that_a_worker_s_death_undid(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     log = tracker(tmp_path, "tensorboard")
     log.truncate_after(-1)
     for step in range(4):
@@ -141,9 +144,7 @@ def test_tensorboard_forgets_steps_that_a_worker_s_death_undid(tmp_path: Path) -
     log.truncate_after(1)
     log.log({"reward/mean": 9.0}, 2)
     log.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.25), (2, 9.0)]
+    assert mean_rewards(tmp_path) == [(0, 0.0), (1, 0.25), (2, 9.0)]
 
 
 def test_wandb_run_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
