@@ -16,6 +16,7 @@ from agentrl.system.parts import parts
 from agentrl.system.plugin import nearest
 from agentrl.system.targets import load_target
 from agentrl.system.versions import this_agentrl
+from agentrl.system.visible import complain
 
 COMMANDS = {
     "train": "train a policy by reinforcement learning: the main job",
@@ -57,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(words)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return complain(error)
 
 
 def _run(words: Sequence[str]) -> int:

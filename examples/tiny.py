@@ -24,6 +24,7 @@ from agentrl.errors import UserError
 from agentrl.observe.open import open_display
 from agentrl.quickstart.assets import WarmUp, sft_config, write_untrained
 from agentrl.quickstart.tiny_policy import TinyShape
+from agentrl.system.visible import complain
 from agentrl.trainer.run_sft import train_sft
 from data_prep.files import write_json_lines, write_parquet
 from data_prep.made_up import Split, Task, World
@@ -136,8 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             make(given.recipe, given.out, given.seed, Sizes(conversations=given.conversations))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return complain(error)
     return 0
 
 

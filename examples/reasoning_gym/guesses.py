@@ -18,6 +18,7 @@ from agentrl.errors import UserError
 from agentrl.observe.open import open_display
 from agentrl.quickstart.assets import WarmUp, sft_config, write_untrained
 from agentrl.quickstart.tiny_policy import TinyShape
+from agentrl.system.visible import complain
 from agentrl.trainer.run_sft import train_sft
 from data_prep.files import write_parquet
 
@@ -51,8 +52,7 @@ def main() -> int:
     try:
         make(given.folder, given.conversations)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return complain(error)
     return 0
 
 

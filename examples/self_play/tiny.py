@@ -15,6 +15,7 @@ from agentrl.errors import UserError
 from agentrl.observe.open import open_display
 from agentrl.quickstart.assets import WarmUp, sft_config, write_untrained
 from agentrl.quickstart.tiny_policy import TinyShape
+from agentrl.system.visible import complain
 from agentrl.trainer.run_sft import train_sft
 from agentrl.trajectory import Message
 from data_prep.environment import main as write_rows
@@ -67,8 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return make(given.out, given.seed, given.conversations)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return complain(error)
 
 
 if __name__ == "__main__":

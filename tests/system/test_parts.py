@@ -194,7 +194,8 @@ def test_commands_that_cannot_be_run_are_named_in_a_line(tmp_path: Path) -> None
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
     (tmp_path / "faulty.py").write_text(
-        "from agentrl.errors import DataError\nNUMBER = 3\ndef refuses(words):\n    raise DataError('no row')\n"
+        "from agentrl.errors import DataError\nNUMBER = 3\n"
+        "def refuses(words):\n    raise DataError('no row \\x1b[2J')\n"
     )
     (tmp_path / "breaks.py").write_text("raise OSError('no disk')\n")
     targets = {
@@ -202,7 +203,7 @@ def test_commands_that_cannot_be_run_are_named_in_a_line(tmp_path: Path) -> None
         "less": ("faulty:main", "faulty has no 'main'"),
         "number": ("faulty:NUMBER", "expected a function of the words that follow, found 3"),
         "breaks": ("breaks:main", "OSError: no disk"),
-        "refuses": ("faulty:refuses", "no row"),
+        "refuses": ("faulty:refuses", "no row ␛[2J"),
         "train": ("faulty:refuses", ""),
     }
     lines = [f"{name} = {target}\n" for name, (target, _) in targets.items()]
