@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 MAX_FILES, MAX_CHARACTERS = 4096, 16 << 20
 """Files of a row, and characters in all of them."""
 VERSION_SECONDS = 60.0
+NOT_RUN = range(125, 128)
+"""Statuses of a shell (POSIX) or of podman (podman-run(1)) for a program that could not be run."""
 
 
 def build(options: AgentOptions) -> Agent:
@@ -165,17 +167,23 @@ class HarnessAgent(ProgramAgent):
         return {name: known[name] for name in chosen}
 
     async def _judged(self, task: AgentTask, desk: Desk, files: Mapping[str, str]) -> dict[str, float]:
-        """Run the check, if there is one, and write its score."""
+        """Run the check, if there is one. Return its score, and 0 or 1 for two other ends, whose means are shares."""
         words, seconds = self._options.check, self._options.check_timeout
         if words is None:
             return {}
         try:
             check = await self._place.judge(task, desk, files, words, seconds, key="openai_proxy.check")
         except CannotBeJudged:
-            return {"score": 0.0}
+            return {"score": 0.0, "check_timeout": 0.0, "check_not_run": 0.0}
         except AgentError as error:
             raise CheckFailed(str(error), error.reason) from error
-        return {"score": 0.0, "check_timeout": 1.0} if check is None else {"score": float(check.process.status == 0)}
+        status = None if check is None else check.process.status
+        # The policy may have removed the check's program, so the score is 0; the share shows a check that never runs.
+        return {
+            "score": float(status == 0),
+            "check_timeout": float(check is None),
+            "check_not_run": float(status in NOT_RUN),
+        }
 
 
 def row_of(sample: Mapping[str, object]) -> str:

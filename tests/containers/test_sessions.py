@@ -138,6 +138,11 @@ async def test_more_than_is_judged_scores_0(harnessed: Make, options: Options) -
     assert (found.score, found.failure) == (0.0, None)
 
 
+async def test_a_check_whose_program_is_not_in_the_image_is_counted(harnessed: Make, options: Options) -> None:
+    (found,) = await harnessed(options(command=COMMAND, check=["not-there"]), lambda prompt: "5").run(todo(WRITES))
+    assert (found.status, found.score, found.score_extra["check_not_run"]) == (Status.COMPLETED, 0.0, 1.0)
+
+
 async def test_rows_choose_among_the_images_of_the_config(harnessed: Make, options: Options) -> None:
     used = harnessed(options({"images": ["mine/*"]}, command=COMMAND), lambda prompt: "5")
     for image, said in (("other/x", r"extra_info\.image"), ("/etc", r"extra_info\.image"), ("mine/x", "pull mine/x")):
