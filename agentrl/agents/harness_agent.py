@@ -171,19 +171,18 @@ class HarnessAgent(ProgramAgent):
         words, seconds = self._options.check, self._options.check_timeout
         if words is None:
             return {}
+        report = {"score": 0.0, "check_timeout": 0.0, "check_not_run": 0.0}
         try:
             check = await self._place.judge(task, desk, files, words, seconds, key="openai_proxy.check")
         except CannotBeJudged:
-            return {"score": 0.0, "check_timeout": 0.0, "check_not_run": 0.0}
+            return report
         except AgentError as error:
             raise CheckFailed(str(error), error.reason) from error
-        status = None if check is None else check.process.status
+        if check is None:
+            return report | {"check_timeout": 1.0}
+        status = check.process.status
         # The policy may have removed the check's program, so the score is 0; the share shows a check that never runs.
-        return {
-            "score": float(status == 0),
-            "check_timeout": float(check is None),
-            "check_not_run": float(status in NOT_RUN),
-        }
+        return report | {"score": float(status == 0), "check_not_run": float(status in NOT_RUN)}
 
 
 def row_of(sample: Mapping[str, object]) -> str:

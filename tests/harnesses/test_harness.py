@@ -161,9 +161,6 @@ async def test_a_check_that_takes_too_long_scores_0(harnessed: Make, options: Ca
     assert (found.score, found.score_extra["check_timeout"]) == (0.0, 1.0)
 
 
-ENDS = ("check_not_run", "check_timeout")
-
-
 @pytest.mark.parametrize(
     ("line", "not_run"), [("not-there", 1.0), ("exit 126", 1.0), ("exit 1", 0.0), ("exit 128", 0.0)]
 )
@@ -173,7 +170,7 @@ async def test_a_check_that_could_not_be_run_scores_0_and_is_counted(
     (found,) = await harnessed(options(check=["sh", "-c", line]), lambda prompt: "5").run(todo(WRITES))
     assert (found.status, found.score) == (Status.COMPLETED, 0.0)
     # 0 where it is not so, as the metrics are means of the trajectories that have them.
-    assert {name: found.score_extra[name] for name in ENDS} == {"check_not_run": not_run, "check_timeout": 0.0}
+    assert {"check_not_run": not_run, "check_timeout": 0.0}.items() <= found.score_extra.items()
 
 
 async def test_a_used_up_budget_leaves_the_checks_score(harnessed: Make, options: Callable[..., AgentOptions]) -> None:
